@@ -70,12 +70,6 @@ KNOWN: list[set[str]] = [
         "evalsuite.models.mixers",
         "evalsuite.models.ops",
     },
-    {
-        "evalsuite.models.ops.dispatch",
-        "evalsuite.models.ops.inference",
-        "evalsuite.models.ops.recurrence",
-        "evalsuite.models.ops.tuning",
-    },
 ]
 
 

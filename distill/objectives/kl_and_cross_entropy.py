@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from evalsuite.distill.objectives.forward import apply_soft_cap
-from evalsuite.models.ops.dispatch import use_triton
+from evalsuite.models.ops.distill_loss import row_losses
 
 DEFAULT_CHUNK_BYTES = 1 << 29
 """Size of one chunk of logits, in bytes of the accumulation dtype."""
@@ -95,7 +95,6 @@ class _FusedLinearDistillation(torch.autograd.Function):
         grad_weight = torch.zeros_like(weight, dtype=accumulate) if need_weight else None
         ce = torch.zeros((), dtype=accumulate, device=hidden.device)
         kl = torch.zeros_like(ce)
-        use_kernel = _triton_supported(hidden, config)
         with torch.autocast(hidden.device.type, enabled=False):
             for start in range(0, hidden.shape[0], chunk_size):
                 chunk = slice(start, start + chunk_size)
@@ -108,9 +107,7 @@ class _FusedLinearDistillation(torch.autograd.Function):
                     teacher_logits = apply_soft_cap(
                         teacher_hidden[chunk].to(compute) @ teacher_head.T, teacher_soft_cap
                     )
-                chunk_ce, chunk_kl, gradient = (
-                    _loss_and_gradient_triton if use_kernel else _loss_and_gradient
-                )(
+                chunk_ce, chunk_kl, gradient = _loss_and_gradient(
                     logits,
                     teacher_logits,
                     None if labels is None else _labels_in_ce(labels[chunk], teacher_logits, config),
@@ -149,34 +146,8 @@ def _labels_in_ce(labels: Tensor, teacher_logits: Tensor | None, config: Distill
     return labels.where(teacher_logits.argmax(-1) == labels, -1)
 
 
-def _triton_supported(hidden: Tensor, config: DistillLossConfig) -> bool:
-    """Whether the Triton kernel implements this configuration; the others run in torch."""
-    supported = (
-        config.direction == "forward" and config.top_k is None and (config.temperature == 1 or config.ce == 0)
-    )
-    return supported and hidden.is_cuda and use_triton(hidden)
-
-
-def _loss_and_gradient_triton(
-    logits: Tensor,
-    teacher_logits: Tensor | None,
-    labels: Tensor | None,
-    weights: Tensor,
-    config: DistillLossConfig,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """`_loss_and_gradient` as one kernel; `logits` is overwritten with the gradient."""
-    from evalsuite.models.ops.distill_loss import row_losses
-
-    ce, kl = row_losses(
-        logits,
-        teacher_logits,
-        labels,
-        weights,
-        ce=config.ce if labels is not None else 0.0,
-        kl=config.kl if teacher_logits is not None else 0.0,
-        temperature=config.temperature,
-    )
-    return ce, kl, logits
+def _is_default(config: DistillLossConfig) -> bool:
+    return config.direction == "forward" and config.top_k is None
 
 
 def _loss_and_gradient(
@@ -188,42 +159,20 @@ def _loss_and_gradient(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Weighted sums of CE and KL over one chunk, and the gradient of ce·CE + kl·KL w.r.t. the logits [C, V].
 
-    Computed in fp32 or above; `logits` and `teacher_logits` are overwritten if they already have that dtype.
+    Computed in fp32 or above; `logits` and `teacher_logits` may be overwritten.
     """
+    if teacher_logits is None or not config.kl or _is_default(config):
+        return row_losses(
+            logits,
+            teacher_logits,
+            labels,
+            weights,
+            ce=config.ce,
+            kl=config.kl,
+            temperature=config.temperature,
+        )
     accumulate = torch.promote_types(logits.dtype, torch.float32)
-    logits = logits.to(accumulate)
-    if teacher_logits is not None:
-        teacher_logits = teacher_logits.to(accumulate)
-    ce = kl = logits.new_zeros(())
-    default_form = config.direction == "forward" and config.top_k is None
-    if teacher_logits is not None and config.kl and not default_form:
-        return _loss_by_autograd(logits, teacher_logits, labels, weights, config)
-    gradient: Tensor | None = None
-    if labels is not None and config.ce:
-        log_s = logits.log_softmax(-1) if teacher_logits is not None else _log_softmax_(logits)
-        places, ce_weights = labels.clamp(min=0)[:, None], weights.where(labels >= 0, 0)
-        ce = -(log_s.gather(-1, places)[:, 0] * ce_weights).sum()
-        gradient = log_s.exp_()
-        gradient.scatter_add_(-1, places, -torch.ones_like(weights)[:, None])
-        gradient *= (ce_weights * config.ce)[:, None]
-    if teacher_logits is not None and config.kl:
-        temperature = config.temperature
-        if temperature != 1:
-            logits /= temperature
-            teacher_logits /= temperature
-        log_s, log_t = _log_softmax_(logits), _log_softmax_(teacher_logits)
-        p_t = log_t.exp()
-        kl = (p_t * log_t.sub_(log_s)).sum(-1).mul(weights).sum() * temperature**2
-        # d KL / d logits = (p_S − p_T) / τ, times the τ² that keeps its scale comparable with CE.
-        kl_gradient = log_s.exp_().sub_(p_t).mul_((weights * (config.kl * temperature))[:, None])
-        gradient = kl_gradient if gradient is None else gradient.add_(kl_gradient)
-    if gradient is None:
-        gradient = torch.zeros_like(logits)
-    return ce, kl, gradient
-
-
-def _log_softmax_(logits: Tensor) -> Tensor:
-    return logits.sub_(logits.logsumexp(-1, keepdim=True))
+    return _loss_by_autograd(logits.to(accumulate), teacher_logits.to(accumulate), labels, weights, config)
 
 
 def _loss_by_autograd(
@@ -272,7 +221,7 @@ def fused_linear_distillation(
     if chunk_size is None:
         size = torch.promote_types(hidden.dtype, torch.float32).itemsize
         chunk_size = max(256, DEFAULT_CHUNK_BYTES // (size * weight.shape[0]))
-        if _triton_supported(hidden, config):
+        if _is_default(config) and row_losses.applies(hidden, ce=config.ce, temperature=config.temperature):
             chunk_size = min(TRITON_CHUNK_SIZE, 4 * chunk_size)
     result: tuple[Tensor, Tensor, Tensor] = _FusedLinearDistillation.apply(
         hidden,

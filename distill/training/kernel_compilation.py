@@ -8,7 +8,7 @@ import torch
 
 from evalsuite.distill.training.interface import Callback, Step
 from evalsuite.foundation import ConfigError
-from evalsuite.models.ops.dispatch import KernelPolicy, kernel_policy, use_triton
+from evalsuite.models.ops.dispatch import KernelPolicy, kernel_policy, kernel_versions
 
 
 class KernelCompilation(Callback):
@@ -43,7 +43,7 @@ class KernelCompilation(Callback):
                 raise ConfigError(
                     f"kernel configurations {given}: Triton kernels run on CUDA devices, not {device}"
                 )
-            self._enabled = use_triton(torch.empty(0, device=device))
+            self._enabled = bool(kernel_versions(device))
         if self._enabled and given is not None:
             from evalsuite.models.ops import tuning
 
@@ -57,7 +57,7 @@ class KernelCompilation(Callback):
         """
         if not self._enabled or self._workers is not None:
             return
-        from evalsuite.models.ops.compile_ahead import CompileWorkers, has_compiled
+        from evalsuite.models.ops.tuning.compile_ahead import CompileWorkers, has_compiled
 
         if not fresh_only or not has_compiled():
             self._workers = CompileWorkers()
@@ -71,7 +71,7 @@ class KernelCompilation(Callback):
         """
         if not self._enabled:
             return
-        from evalsuite.models.ops import compile_ahead
+        from evalsuite.models.ops.tuning import compile_ahead
 
         with compile_ahead.record_launches() as launches:
             work()

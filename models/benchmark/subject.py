@@ -17,7 +17,7 @@ from evalsuite.models.checkpoints.load import Checkpoint, CheckpointInfo
 from evalsuite.models.checkpoints.positions import check_max_length, stated_positions
 from evalsuite.models.decoder import StudentForCausalLM
 from evalsuite.models.decoder.cost import ModelCost
-from evalsuite.models.ops.recurrence import fla_backend, use_triton
+from evalsuite.models.ops.dispatch import kernel_versions
 
 MAX_NEW_TOKENS = 64
 """Positions after the context that a measurement of decoding may use."""
@@ -143,9 +143,9 @@ def teacher_of(checkpoint: Checkpoint | CheckpointInfo) -> str | None:
 def _versions(model: PreTrainedModel) -> str:
     """The packages that decide the speed of a model in process."""
     parts = [f"torch {torch.__version__}", f"transformers {transformers.__version__}"]
-    if isinstance(model, StudentForCausalLM) and use_triton(model.lm_head.weight):
-        parts.append(fla_backend.version())
-    return ", ".join(parts)
+    if isinstance(model, StudentForCausalLM):
+        parts.append(kernel_versions(model.device, model.dtype))
+    return ", ".join(filter(None, parts))
 
 
 def check_positions(subject: Subject, last: int) -> None:

@@ -16,7 +16,7 @@ from evalsuite.models.decoder.cache import CACHE, StudentCache
 from evalsuite.models.decoder.config import StudentConfig
 from evalsuite.models.decoder.packing import packed_bounds
 from evalsuite.models.mixers import AttentionSpan, Mixer, make_mixer
-from evalsuite.models.mixers.convolution import packed_position_ids
+from evalsuite.models.ops.short_conv import packed_position_ids
 
 
 class StudentPreTrainedModel(PreTrainedModel):

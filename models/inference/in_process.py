@@ -26,11 +26,12 @@ from evalsuite.models.inference.requests import (
     ScoreResponse,
 )
 from evalsuite.models.inference.stopping import eos_token_ids
-from evalsuite.models.ops.recurrence import fla_backend, use_triton
+from evalsuite.models.ops.dispatch import kernel_versions
 
 SOURCE = (
     *(f"inference/{name}.py" for name in ("batch_limits", "batching", "in_process")),
     *(f"inference/{name}.py" for name in ("logprobs", "sampling", "stopping")),
+    *(f"ops/{name}" for name in ("dispatch.py", "logprobs", "numerics.py")),
     "checkpoints/tokenizers.py",
 )
 """Our code that computes the responses of every engine in this process."""
@@ -107,8 +108,7 @@ class InProcessEngine(EngineType):
         versions["source"] = source_hash(*self.source, *(STUDENT_SOURCE if is_student else ()))
         if is_student:
             versions |= plugin_versions(model.config)
-            triton = use_triton(torch.empty(0, dtype=model.dtype, device=model.device))
-            versions["recurrence"] = fla_backend.version() if triton else "torch"
+            versions["recurrence"] = kernel_versions(model.device, model.dtype) or "torch"
         if (code := remote_code_hash(model)) is not None:
             versions["remote_code"] = code
         if self._extended:

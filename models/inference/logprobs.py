@@ -7,11 +7,10 @@ from itertools import accumulate
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import log_softmax
 
 from evalsuite.models.inference.batching import to_device
 from evalsuite.models.inference.requests import ScoreRequest, ScoreResponse
-from evalsuite.models.ops.dispatch import inference_kernels
+from evalsuite.models.ops.logprobs import row_logprobs
 
 NON_FINITE_LOGPROBS = "the model's log-probabilities are not finite (NaN or infinity in its logits)"
 
@@ -68,34 +67,13 @@ def target_logprobs(
     distinct, which = np.unique(np.asarray(rows), return_inverse=True)
     selected = hidden.index_select(0, to_device(distinct, hidden.device))
     target = to_device(np.asarray(tokens), hidden.device)
-    if kernels := inference_kernels(hidden, "logprobs"):
-        bounds = to_device(np.searchsorted(which, np.arange(len(distinct) + 1)), hidden.device)
-        found = torch.empty(len(tokens), dtype=torch.float32, device=hidden.device)
-        top = torch.empty(len(tokens), dtype=torch.bool, device=hidden.device)
-        for start in range(0, len(distinct), max_rows):
-            chunk = head(selected[start : start + max_rows])
-            kernels.target_logprobs(chunk, start, bounds, target, found, top)
-        return found, top
-    owner = to_device(which, hidden.device)
-    logprobs, is_argmax = [], []
+    bounds = to_device(np.searchsorted(which, np.arange(len(distinct) + 1)), hidden.device)
+    logprobs = torch.empty(len(tokens), dtype=torch.float32, device=hidden.device)
+    is_argmax = torch.empty(len(tokens), dtype=torch.bool, device=hidden.device)
     for start in range(0, len(distinct), max_rows):
         chunk = head(selected[start : start + max_rows])
-        low, high = np.searchsorted(which, [start, start + max_rows])
-        row, token = owner[low:high] - start, target[low:high]
-        is_argmax.append(_is_argmax(chunk, row, token))
-        logprobs.append(log_softmax(chunk, -1, dtype=torch.float32)[row, token])
-    return torch.cat(logprobs), torch.cat(is_argmax)
-
-
-def _is_argmax(logits: Tensor, row: Tensor, token: Tensor) -> Tensor:
-    if logits.is_cuda:
-        return logits.argmax(-1)[row] == token
-    # On a CPU argmax is several times slower than amax. Few targets reach the maximum, and among ties only
-    # the first is the argmax.
-    best = logits[row, token] == logits.amax(-1)[row]
-    top = best.nonzero()[:, 0]
-    best[top] = logits[row[top]].argmax(-1) == token[top]
-    return best
+        row_logprobs(chunk, start, bounds, target, logprobs, is_argmax)
+    return logprobs, is_argmax
 
 
 Part = tuple[np.ndarray, Tensor, Tensor]

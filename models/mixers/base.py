@@ -30,14 +30,10 @@ from evalsuite.models.mixers.interface import (
 from evalsuite.models.mixers.layers import (
     OutputNorm,
     RMSNorm,
-    apply_rotary_pos_emb,
     divide_by_normalizer,
     init_constant_,
-    l2norm,
-    l2norm_together,
     make_projection,
     repeat_heads,
-    swiglu,
 )
 from evalsuite.models.mixers.options import MixerOptions
 from evalsuite.models.mixers.teacher_weights import copy_projections
@@ -49,6 +45,9 @@ from evalsuite.models.ops.recurrence import (
     compute_recurrence,
     recurrence_matrix,
 )
+from evalsuite.models.ops.rms_norm import l2_norm
+from evalsuite.models.ops.rotary import rotary
+from evalsuite.models.ops.swiglu import swiglu
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,10 +278,10 @@ class RecurrentMixer(Mixer, nn.Module):
                 raise ConfigError(
                     f"layer {self.layer_idx}: {self.name} with rotary needs position_embeddings"
                 )
-            q = apply_rotary_pos_emb(q, *position_embeddings)
-            k = apply_rotary_pos_emb(k, *position_embeddings) if self.has_keys else k
+            q = rotary(q, *position_embeddings)
+            k = rotary(k, *position_embeddings) if self.has_keys else k
         if self.options.qk_norm == "l2":
-            q, k = l2norm_together(q, k) if self.has_keys else (l2norm(q), k)
+            q, k = l2_norm(q, k) if self.has_keys else (*l2_norm(q), k)
         q, k, v = (repeat_heads(part, self.num_heads) for part in (q, k, v))
         initial = None if state is None else state["recurrent"]
         inputs = RecurrenceInputs(

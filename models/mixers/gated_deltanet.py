@@ -5,16 +5,14 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from evalsuite.models.mixers.base import RecurrentMixer
 from evalsuite.models.mixers.decay import DecayOptions, init_decay_
 from evalsuite.models.mixers.interface import MIXERS
-from evalsuite.models.mixers.layers import PerHeadLinear, project_together
 from evalsuite.models.mixers.options import DELTA_NATIVE, MixerOptions
-from evalsuite.models.ops.dispatch import inference_kernels
+from evalsuite.models.ops.gates import PerHeadLinear, delta_gates
+from evalsuite.models.ops.numerics import upcast_fp32
 from evalsuite.models.ops.recurrence import RecurrenceInputs
-from evalsuite.models.ops.reference import upcast_fp32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,19 +52,11 @@ class GatedDeltaNet(RecurrentMixer):
         init_decay_(self.A_log, self.a_proj, self.options)
 
     def joint_projections(self) -> list[nn.Module]:
-        # Without the delta rule the gates are computed in other ways.
-        gates = [self.a_proj, self.b_proj] if self.options.delta_rule else []
-        return [*super().joint_projections(), *gates]
+        return [*super().joint_projections(), self.a_proj, self.b_proj]
 
     def compute_gates(self, x: Tensor, inputs: RecurrenceInputs) -> RecurrenceInputs:
-        if self.options.delta_rule and (kernels := inference_kernels(x)):
-            a, b = project_together([self.a_proj, self.b_proj], x)
-            most = 2.0 if self.options.negative_eigenvalues else 1.0
-            log_decay, beta = kernels.delta_gates(a, b, self.a_proj.bias, self.A_log, most)
-            return replace(inputs, log_decay=log_decay, beta=beta)
-        a, b = self.a_proj(x), self.b_proj(x)
-        log_decay = -upcast_fp32(self.A_log).exp() * functional.softplus(upcast_fp32(a))
-        beta = delta_beta(b, self.options.negative_eigenvalues)
+        most = 2.0 if self.options.negative_eigenvalues else 1.0
+        log_decay, beta = delta_gates(x, self.a_proj, self.b_proj, self.A_log, most)
         if not self.options.delta_rule:
             return replace(inputs, k=inputs.k * beta.to(inputs.k.dtype).unsqueeze(-1), log_decay=log_decay)
         return replace(inputs, log_decay=log_decay, beta=beta)

@@ -18,10 +18,9 @@ from evalsuite.models.mixers.layers import (
     num_decay_groups,
 )
 from evalsuite.models.mixers.options import ADDITIVE_NATIVE, MixerOptions
-from evalsuite.models.ops import reference
-from evalsuite.models.ops.dispatch import use_triton
+from evalsuite.models.ops.gates import gla_gate_and_scale
+from evalsuite.models.ops.numerics import upcast_fp32
 from evalsuite.models.ops.recurrence import RecurrenceInputs
-from evalsuite.models.ops.reference import upcast_fp32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,13 +76,8 @@ class GLA(RecurrentMixer):
 
     def compute_gates(self, x: Tensor, inputs: RecurrenceInputs) -> RecurrenceInputs:
         logits = expand_decay_groups(self.gk_proj(x), self.num_heads, self.options.decay_group_size)
-        if self.options.scale_writes and logits.requires_grad and use_triton(x):
-            from evalsuite.models.ops.gla_gate import gla_gate_and_scale
-
-            log_decay, k = gla_gate_and_scale(logits, inputs.k, self.options.decay_temperature)
-            return replace(inputs, k=k, log_decay=log_decay)
         if self.options.scale_writes:
-            log_decay, k = reference.gla_gate_and_scale(logits, inputs.k, self.options.decay_temperature)
+            log_decay, k = gla_gate_and_scale(logits, inputs.k, self.options.decay_temperature)
             return replace(inputs, k=k, log_decay=log_decay)
         log_decay = functional.logsigmoid(upcast_fp32(logits)) / self.options.decay_temperature
         return replace(inputs, log_decay=log_decay)

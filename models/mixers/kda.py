@@ -19,8 +19,8 @@ from evalsuite.models.mixers.layers import (
     num_decay_groups,
 )
 from evalsuite.models.mixers.options import DELTA_NATIVE, MixerOptions
+from evalsuite.models.ops.numerics import upcast_fp32
 from evalsuite.models.ops.recurrence import RecurrenceInputs
-from evalsuite.models.ops.reference import upcast_fp32
 
 
 @dataclass(frozen=True, kw_only=True)

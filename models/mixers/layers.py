@@ -1,9 +1,5 @@
-"""Building blocks of mixers: norm, projections, rotary embedding and elementwise functions.
+"""Building blocks of mixers: norms, projections and the normaliser."""
 
-Triton and fla kernels are imported inside the functions that use them, so that this module needs neither.
-"""
-
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,9 +8,9 @@ from torch.nn import functional
 from transformers import initialization as init
 
 from evalsuite.foundation import ConfigError
-from evalsuite.models.ops import reference
-from evalsuite.models.ops.dispatch import inference_kernels, use_triton
-from evalsuite.models.ops.reference import upcast_fp32
+from evalsuite.models.ops.gates import PerHeadLinear as PerHeadLinear
+from evalsuite.models.ops.numerics import upcast_fp32
+from evalsuite.models.ops.rms_norm import rms_norm
 
 
 class RMSNorm(nn.Module):
@@ -26,11 +22,7 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.empty(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.requires_grad and use_triton(x):
-            from evalsuite.models.ops.rms_norm import rms_norm
-
-            return rms_norm(x, self.weight, self.eps)[0]
-        return reference.rms_norm(x, self.weight, self.eps)[0]
+        return rms_norm(x, self.weight, self.eps)[0]
 
 
 class OutputNorm(nn.Module):
@@ -51,52 +43,6 @@ class OutputNorm(nn.Module):
         if self.kind == "group":
             return exact.to(x.dtype)
         return self.weight.view(x.shape[-2:]).to(x.dtype) * exact.to(x.dtype)
-
-
-class PerHeadLinear(nn.Linear):
-    """Projection to one number per head.
-
-    Tensor cores need rows of 8 half-precision numbers; a matrix product with 9 output columns falls back to
-    pre-Hopper kernels. On CUDA the weight is therefore padded when there are enough tokens for the padding to
-    pay off. Nothing is cached: writes through `Parameter.data` leave no trace that would invalidate a copy.
-    """
-
-    joined: Callable[[Tensor], Tensor] | None = None
-    """Set by an engine that computes the output without bias together with those of other layers."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        if not x.is_cuda or self.out_features % 16 == 0 or x.numel() < 1024 * self.in_features:
-            return super().forward(x)
-        return self.forward_padded(x)
-
-    def forward_padded(self, x: Tensor) -> Tensor:
-        """The same through a weight whose number of rows is a multiple of 16."""
-        rows = self.out_features + -self.out_features % 16
-        bias = None if self.bias is None else _pad_rows(self.bias, rows)
-        return functional.linear(x, _pad_rows(self.weight, rows), bias)[..., : self.out_features]
-
-
-def project_together(layers: Sequence[PerHeadLinear], x: Tensor) -> list[Tensor]:
-    """Outputs of projections of x [..., D], without their biases, as views of one matrix product.
-
-    For passes without gradients: the rows of all weights are joined and padded by one kernel. Not cached, as
-    in `PerHeadLinear`.
-    """
-    joined = [layer.joined for layer in layers if layer.joined is not None]
-    if len(joined) == len(layers):
-        return [output(x) for output in joined]
-    sizes = [layer.out_features for layer in layers]
-    rows = sum(sizes) + -sum(sizes) % 16
-    weight = torch.cat([layer.weight for layer in layers] * -(-rows // sum(sizes)))[:rows]
-    return list(functional.linear(x, weight)[..., : sum(sizes)].split(sizes, -1))
-
-
-def _pad_rows(x: Tensor, rows: int) -> Tensor:
-    """x [N, …] with further rows, up to `rows`: zeros, or without gradients x again."""
-    if torch.is_grad_enabled():
-        return functional.pad(x, [0, 0] * (x.dim() - 1) + [0, rows - len(x)])
-    # One kernel; zeros take another to fill them in.
-    return torch.cat([x] * -(-rows // len(x)))[:rows]
 
 
 def repeat_heads(x: Tensor, num_heads: int) -> Tensor:
@@ -144,59 +90,6 @@ def init_constant_(projection: nn.Module, value: float | Tensor) -> None:
     last = output_layer(projection)
     init.zeros_(last.weight)
     init.copy_(last.bias, torch.as_tensor(value, dtype=last.bias.dtype).expand(last.bias.shape))
-
-
-def swiglu(gate: Tensor, x: Tensor) -> Tensor:
-    """silu(gate) · x; one fused kernel on CUDA, with gradients for more than one token."""
-    if gate.dtype == x.dtype and (kernels := inference_kernels(x, "decoder_layers")):
-        out: Tensor = kernels.gated(gate, x)
-        return out
-    if x.shape[1] > 1 and gate.dtype == x.dtype and use_triton(x):
-        from evalsuite.models.ops.swiglu import swiglu as fused_swiglu
-
-        return fused_swiglu(gate, x)
-    return reference.swiglu(gate, x)
-
-
-def l2norm(x: Tensor) -> Tensor:
-    """Scale the last dimension to length one; zero vectors stay zero."""
-    if x.is_cuda and not torch.is_grad_enabled():
-        # fla's kernel autotunes per number of tokens, which differs in every batch of an inference engine.
-        width = x.shape[-1]
-        if width <= 256 and (kernels := inference_kernels(x)):
-            return kernels.head_norm(x, None, 1e-6 / width, width**-0.5)
-        return functional.rms_norm(x, (width,), eps=1e-6 / width) * width**-0.5
-    if x.shape[1] > 1 and use_triton(x):
-        from fla.modules.norm.l2norm import l2norm as fla_l2norm
-
-        fused: Tensor = fla_l2norm(x)
-        return fused
-    return x * torch.rsqrt(upcast_fp32(x).square().sum(-1, keepdim=True) + 1e-6).to(x.dtype)
-
-
-def l2norm_together(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """`l2norm` of two tensors; in one launch where a kernel computes both."""
-    width = x.shape[-1]
-    if width <= 256 and y.shape[-1] == width and (kernels := inference_kernels(x)):
-        first, second = kernels.head_norms([x, y], None, 1e-6 / width, width**-0.5)
-        return first, second
-    return l2norm(x), l2norm(y)
-
-
-def apply_rotary_pos_emb(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary position embedding in Llama's half-split layout; x [B, T, H, D], cos and sin [B, T, D].
-
-    Channels of x beyond those of cos are not rotated.
-    """
-    if x.shape[-1] > (width := cos.shape[-1]):
-        return torch.cat([apply_rotary_pos_emb(x[..., :width], cos, sin), x[..., width:]], -1)
-    if x.requires_grad and use_triton(x):
-        from evalsuite.models.ops.rotary import rotary
-
-        return rotary(x, cos, sin)
-    if kernels := inference_kernels(x):
-        return kernels.rotary(x, cos, sin)
-    return reference.rotary(x, cos, sin)
 
 
 class _Divide(torch.autograd.Function):

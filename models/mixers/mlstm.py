@@ -21,8 +21,8 @@ from evalsuite.models.mixers.decay import DecayOptions, initial_decay
 from evalsuite.models.mixers.interface import MIXERS
 from evalsuite.models.mixers.layers import PerHeadLinear, init_constant_
 from evalsuite.models.mixers.options import MixerOptions
+from evalsuite.models.ops.numerics import upcast_fp32
 from evalsuite.models.ops.recurrence import RecurrenceInputs
-from evalsuite.models.ops.reference import upcast_fp32
 
 
 @dataclass(frozen=True, kw_only=True)

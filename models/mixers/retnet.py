@@ -11,8 +11,9 @@ from evalsuite.models.mixers.base import RecurrentMixer
 from evalsuite.models.mixers.decay import DecayOptions, initial_decay
 from evalsuite.models.mixers.interface import MIXERS
 from evalsuite.models.mixers.options import ADDITIVE_NATIVE, MixerOptions
+from evalsuite.models.ops.gates import input_scale
+from evalsuite.models.ops.numerics import upcast_fp32
 from evalsuite.models.ops.recurrence import RecurrenceInputs
-from evalsuite.models.ops.reference import input_scale, upcast_fp32
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,9 +21,9 @@ from evalsuite.models.mixers.interface import (
     StateKind,
     layer_cache,
 )
-from evalsuite.models.mixers.layers import apply_rotary_pos_emb
 from evalsuite.models.mixers.teacher_weights import SOFTMAX_INITS, copy_softmax
 from evalsuite.models.mixers.window_state import attend_with_state, state_shapes
+from evalsuite.models.ops.rotary import rotary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,7 +150,7 @@ class SoftmaxMixer(Mixer):
             q, k = self.q_norm(q), self.k_norm(k)
         if not rotates(self):
             return q, k, v
-        return apply_rotary_pos_emb(q, *position_embeddings), apply_rotary_pos_emb(k, *position_embeddings), v
+        return rotary(q, *position_embeddings), rotary(k, *position_embeddings), v
 
     def attention_matrix(
         self: Any,

@@ -20,8 +20,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from evalsuite.foundation import ConfigError
 from evalsuite.models.mixers.attention_shape import AttentionShape
 from evalsuite.models.mixers.interface import AttentionSpan
-from evalsuite.models.mixers.layers import apply_rotary_pos_emb, repeat_heads
+from evalsuite.models.mixers.layers import repeat_heads
 from evalsuite.models.mixers.window_state import attend_with_state, state_shapes
+from evalsuite.models.ops.rotary import rotary
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ class WindowBranch:
             return q, k
         if position_embeddings is None:
             raise ConfigError("a recurrent layer with a window needs position_embeddings")
-        return apply_rotary_pos_emb(q, *position_embeddings), apply_rotary_pos_emb(k, *position_embeddings)
+        return rotary(q, *position_embeddings), rotary(k, *position_embeddings)
 
     def attend(
         self,

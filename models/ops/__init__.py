@@ -1,5 +1,6 @@
-"""Triton kernels for training on CUDA: each reads and writes its tensors once.
+"""Operations of models: each a folder with its reference in plain torch and its Triton kernels.
 
-In plain torch these operations are chains of elementwise passes over all activations. Every module except
-`apply` imports triton, so callers import it lazily, once `use_triton` has returned true.
+`__init__.py` declares the op: its reference, where each kernel applies, and the samples of its proof (see
+`dispatch`). `training.py` holds kernels with gradients, `inference.py` those for passes without, which see
+another shape in every batch; both need Triton and are imported when they are first chosen.
 """

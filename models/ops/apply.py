@@ -40,7 +40,7 @@ def _layer_forward(self: Any, hidden_states: Tensor, **arguments: Any) -> Tensor
     if not use_triton(hidden_states):
         plain: Tensor = type(self).forward(self, hidden_states, **arguments)
         return plain
-    from evalsuite.models.ops.rms_norm import rms_norm
+    from evalsuite.models.ops.rms_norm.training import rms_norm
 
     before, after = self.input_layernorm, self.post_attention_layernorm
     normed, hidden = rms_norm(hidden_states, before.weight, before.variance_epsilon)
@@ -54,7 +54,7 @@ def _norm_forward(self: Any, hidden_states: Tensor) -> Tensor:
     if not use_triton(hidden_states):
         plain: Tensor = type(self).forward(self, hidden_states)
         return plain
-    from evalsuite.models.ops.rms_norm import rms_norm
+    from evalsuite.models.ops.rms_norm.training import rms_norm
 
     return rms_norm(hidden_states, self.weight, self.variance_epsilon)[0]
 
@@ -63,7 +63,7 @@ def _mlp_forward(self: Any, x: Tensor) -> Tensor:
     if not use_triton(x):
         plain: Tensor = type(self).forward(self, x)
         return plain
-    from evalsuite.models.ops.swiglu import swiglu_linear
+    from evalsuite.models.ops.swiglu.training import swiglu_linear
 
     down = self.down_proj
     return swiglu_linear(self.gate_proj(x), self.up_proj(x), down.weight, down.bias)
@@ -92,7 +92,7 @@ def _attention_forward(
             **arguments,
         )
         return plain
-    from evalsuite.models.ops.rotary import rotary
+    from evalsuite.models.ops.rotary.training import rotary
 
     projected = (self.q_proj(hidden_states), self.k_proj(hidden_states), self.v_proj(hidden_states))
     q, k, v = (x.unflatten(-1, (-1, self.head_dim)) for x in projected)

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from evalsuite.foundation import MissingDependencyError, append_jsonl
-from evalsuite.models.ops import tuning
+from evalsuite.models.ops import packages, tuning
 from evalsuite.models.ops.recurrence import RecurrenceInputs, fla_backend
 from evalsuite.models.ops.recurrence.chunked import chunked
 from evalsuite.models.ops.recurrence.inputs import DecayShape
@@ -144,7 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--length", type=int, action="append", help="only this length (repeatable)")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args(arguments)
-    if reason := fla_backend.unavailable_reason():
+    if reason := packages.unavailable_reason():
         raise MissingDependencyError(f"kernel accuracy: {reason}")
     holds = True
     for decay, rule, (dtype, width) in itertools.product(

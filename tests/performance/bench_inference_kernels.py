@@ -33,7 +33,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from evalsuite.foundation import ConfigError, write_text
-from evalsuite.models.ops.recurrence import fla_backend
+from evalsuite.models.ops import packages
 from tests.parity.exit_codes import exit_with
 from tests.performance.bench_mixers import Row, to_csv
 from tests.performance.inference_kernels import attention, layers, states
@@ -85,7 +85,7 @@ def setting_here(small: bool) -> Setting:
         # Triton's interpreter has no products of matrices in bfloat16.
         dtype=torch.bfloat16 if cuda else torch.float32,
         ours=triton and (cuda or os.environ.get("TRITON_INTERPRET") == "1"),
-        fla=not fla_backend.unavailable_reason(),
+        fla=not packages.unavailable_reason(),
     )
 
 

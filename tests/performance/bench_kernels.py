@@ -17,8 +17,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import kl_div
 
-from evalsuite.models.ops import reference
-from evalsuite.models.ops.reference import upcast_fp32
+from evalsuite.models.ops import gates, hidden_distance
+from evalsuite.models.ops import rms_norm as norms
+from evalsuite.models.ops import rotary as rotations
+from evalsuite.models.ops import short_conv as convolutions
+from evalsuite.models.ops import swiglu as gating
+from evalsuite.models.ops.numerics import upcast_fp32
 from tests.parity.exit_codes import exit_with
 from tests.performance.bench_mixers import Row, Tables
 
@@ -33,7 +37,7 @@ Maker = Callable[[str], Operation | None]
 def rms_norm(peer: str) -> Operation | None:
     """RMSNorm of a sum; x, weight, residual → norm, sum."""
     if peer == "ours":
-        from evalsuite.models.ops.rms_norm import rms_norm as ours
+        from evalsuite.models.ops.rms_norm.training import rms_norm as ours
 
         return lambda x, w, r: ours(x, w, 1e-5, r)
     if peer == "fla":
@@ -44,13 +48,13 @@ def rms_norm(peer: str) -> Operation | None:
         from liger_kernel.ops.fused_add_rms_norm import LigerFusedAddRMSNormFunction as Liger
 
         return lambda x, w, r: Liger.apply(x, r, w, 1e-5, 0.0, "llama", False)
-    return lambda x, w, r: reference.rms_norm(x, w, 1e-5, r)
+    return lambda x, w, r: norms.rms_norm.reference(x, w, 1e-5, r)
 
 
 def rotary(peer: str) -> Operation | None:
     """Rotary embedding of heads of 64 or 128; x [8, T, H, D], cos, sin."""
     if peer == "ours":
-        from evalsuite.models.ops.rotary import rotary as ours
+        from evalsuite.models.ops.rotary.training import rotary as ours
 
         return lambda x, cos, sin: [ours(x, cos, sin)]
     if peer == "fla":
@@ -63,50 +67,50 @@ def rotary(peer: str) -> Operation | None:
         return fla_rotary
     if peer == "liger":
         return None  # rotates q and k together, in place
-    return lambda x, cos, sin: [reference.rotary(x, cos, sin)]
+    return lambda x, cos, sin: [rotations.rotary.reference(x, cos, sin)]
 
 
 def squared_distance(peer: str) -> Operation | None:
     """Squared distance of student and teacher; x, teacher."""
     if peer == "ours":
-        from evalsuite.models.ops.hidden_distance import squared_distance as ours
+        from evalsuite.models.ops.hidden_distance.training import squared_distance as ours
 
-        return lambda x, teacher: [ours(x, teacher)[0]]
+        return lambda x, teacher: [ours(x, teacher)]
     if peer in ("fla", "liger"):
         return None
-    return lambda x, teacher: [reference.squared_distance(x, teacher)[0]]
+    return lambda x, teacher: [hidden_distance.squared_distance.reference(x, teacher)]
 
 
 def gla_gate(peer: str) -> Operation | None:
     """Log decay and scaled keys of GLA; logits, k."""
     if peer == "ours":
-        from evalsuite.models.ops.gla_gate import gla_gate_and_scale as ours
+        from evalsuite.models.ops.gates.training import gla_gate_and_scale as ours
 
         return lambda logits, k: ours(logits, k, 16.0)
     if peer in ("fla", "liger"):
         return None
-    return lambda logits, k: reference.gla_gate_and_scale(logits, k, 16.0)
+    return lambda logits, k: gates.gla_gate_and_scale.reference(logits, k, 16.0)
 
 
 def short_conv(peer: str) -> Operation | None:
     """Short convolution with SiLU; x [8, T, C], weight [C, 4]."""
     if peer == "ours":
-        from evalsuite.models.ops.short_conv import short_conv as ours
+        from evalsuite.models.ops.short_conv.training import short_convolutions as ours
 
-        return lambda x, w: [ours(x, w, silu=True)]
+        return lambda x, w: ours([x], [w], 1)[0]
     if peer == "fla":
         from fla.modules.causal_conv1d import causal_conv1d
 
         return lambda x, w: [causal_conv1d(x, w, activation="silu")[0]]
     if peer == "liger":
         return None
-    return lambda x, w: [reference.short_conv(x, w, silu=True)]
+    return lambda x, w: convolutions.short_convolutions.reference([x], [w], 1)[0]
 
 
 def swiglu(peer: str) -> Operation | None:
     """silu(gate) · x; gate, x."""
     if peer == "ours":
-        from evalsuite.models.ops.swiglu import swiglu as ours
+        from evalsuite.models.ops.swiglu.training import swiglu as ours
 
         return lambda gate, x: [ours(gate, x)]
     if peer == "fla":
@@ -117,7 +121,7 @@ def swiglu(peer: str) -> Operation | None:
         from liger_kernel.ops.swiglu import LigerSiLUMulFunction
 
         return lambda gate, x: [LigerSiLUMulFunction.apply(gate, x)]
-    return lambda gate, x: [reference.swiglu(gate, x)]
+    return lambda gate, x: [gating.swiglu.reference(gate, x)]
 
 
 def kd_loss(peer: str) -> Operation | None:

@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from evalsuite.models.ops import reference
 from evalsuite.models.ops.recurrence import RecurrenceInputs, fla_backend, naive_recurrent
+from evalsuite.models.ops.short_conv import short_convolutions
 from tests.performance import bench_inference_kernels as benchmark
 from tests.performance.inference_kernels import layers, states
 from tests.performance.inference_kernels.case import TINY, Case, Setting, Way
@@ -118,7 +118,8 @@ def test_what_replaces_fla_is_called_as_the_engine_calls_it(monkeypatch: pytest.
     """Exact functions in place of fla's kernels give right results, states in slots and padding included."""
 
     def causal_conv1d(x: Tensor, weight: Tensor, activation: str, cu_seqlens: None) -> tuple[Tensor]:
-        return (reference.short_conv(x, weight, silu=activation == "silu"),)
+        (y,), _ = short_convolutions.reference([x], [weight], int(activation == "silu"))
+        return (y,)
 
     def run_rows(kernel: fla_backend.Kernel, inputs: RecurrenceInputs) -> tuple[Tensor, Tensor]:
         return naive_recurrent(inputs)

@@ -9,7 +9,6 @@ sliding window, which is wrong for rows of different lengths. `attention_forward
 window from a context variable.
 """
 
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -20,19 +19,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedModel
-from transformers.models.llama.modeling_llama import LlamaAttention, apply_rotary_pos_emb
+from transformers.models.llama.modeling_llama import LlamaAttention
 from transformers.models.mistral.modeling_mistral import MistralAttention
 from transformers.models.qwen2.modeling_qwen2 import Qwen2Attention
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
 from evalsuite.models.inference.torch.unpadding import UnpaddedLayout
 from evalsuite.models.mixers import AttentionSpan, Mixer
-from evalsuite.models.ops.dispatch import inference_kernels
-from evalsuite.models.ops.recurrence import use_triton
+from evalsuite.models.ops.attention import branch_attention, decode_attention, rotate_and_store
 
 NAME = "evalsuite"
-
-_log = logging.getLogger("evalsuite")
 
 
 class AttentionMasks:
@@ -113,22 +109,15 @@ def attention_forward(
     masks = _masks.get()
     own = module.span if isinstance(module, Mixer) else None
     span = own or AttentionSpan(sliding_window)
-    if masks.decode_positions is not None and span.window is None and softcap is None and _splits(query):
-        from evalsuite.models.ops.inference.decode_attention import decode_attention
-
-        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-        return decode_attention(query, key, value, masks.decode_positions, scale), None
+    if masks.decode_positions is not None and span.window is None and softcap is None:
+        step = query, key, value, masks.decode_positions, scaling or query.shape[-1] ** -0.5
+        if decode_attention.applies(*step):
+            return decode_attention(*step), None
     mask = masks.get(span)
     if masks.layout is None:
         return _grouped_attention(query, key, value, mask, scaling, softcap), None
     padded = _grouped_attention(masks.layout.pad_heads(query), key, value, mask, scaling, softcap)
     return masks.layout.unpad(padded), None
-
-
-def _splits(query: Tensor) -> bool:
-    """Whether the kernel that splits keys among programs can compute a decode step of these queries."""
-    half = query.dtype in (torch.bfloat16, torch.float16)
-    return half and query.shape[-1] <= 256 and use_triton(query)
 
 
 def _grouped_attention(
@@ -213,8 +202,10 @@ class FusedAttention:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        found = [module for module in model.modules() if _is_fusible(module)]
-        self._fused = found if found and _rotates_alike(found[0]) else []
+        found: list[Any] = [module for module in model.modules() if _is_fusible(module)]
+        with torch.no_grad():
+            applies = found and rotate_and_store.has_kernel(found[0].q_proj.weight, *_heads(found[0]))
+        self._fused = found if applies else []
         self.active = True
         """Set to False to run the layers' own code, for comparison."""
 
@@ -227,9 +218,7 @@ class FusedAttention:
     def branches(self) -> bool:
         """Whether these layers can read the keys of a parent cache in place."""
         layer: Any = self._fused[0]
-        weight, width = layer.q_proj.weight, layer.head_dim
-        heads, kv_heads = (len(each.weight) // width for each in (layer.q_proj, layer.k_proj))
-        return inference_kernels(weight, "branch_attention", heads, kv_heads, width) is not None
+        return branch_attention.has_kernel(layer.q_proj.weight, *_heads(layer))
 
     @contextmanager
     def enabled(self, masks: AttentionMasks) -> Iterator[None]:
@@ -257,44 +246,13 @@ def _is_fusible(module: Any, devices: tuple[str, ...] = ("cuda",)) -> bool:
     everything = span is not None and span.window is None
     plain = everything and module.head_dim <= 256 and module.head_dim % 2 == 0
     half = weight.dtype in (torch.bfloat16, torch.float16)
-    return plain and half and weight.device.type in devices and use_triton(weight)
+    return plain and half and weight.device.type in devices
 
 
-@torch.inference_mode()
-def _rotates_alike(module: Any) -> bool:
-    """Whether the kernel rotates and stores random tokens as transformers' operations do, to the bit."""
-    weight, width = module.q_proj.weight, module.head_dim
-    heads, kv_heads = (len(each.weight) // width for each in (module.q_proj, module.k_proj))
-    draw = torch.Generator().manual_seed(0)
-    # A decode step, and rows of several tokens, which are compiled apart.
-    for tokens in (1, 2):
-        query, key, value, cos, sin = (
-            torch.randn(3, tokens, count, width, generator=draw).to(weight)
-            for count in (heads, kv_heads, kv_heads, 1, 1)
-        )
-        cos, sin = cos[:, :, 0], sin[:, :, 0]
-        keys, values = (torch.zeros(3, kv_heads, 8, width).to(weight) for _ in range(2))
-        places = torch.tensor([[0, 1], [6, 7], [3, 4]], device=weight.device)[:, :tokens]
-        q, k, v = (each.flatten(0, 1) for each in (query, key, value))
-        try:
-            from evalsuite.models.ops.inference.decode_attention import rotate_and_store
-
-            found = rotate_and_store(q, k, v, cos, sin, keys, values, places.flatten())
-        except Exception as error:  # What a compiler raises can be anything.
-            _log.warning("attention in separate operations, not one kernel: %s", str(error).split("\n")[0])
-            return False
-        rotated, stored = apply_rotary_pos_emb(query.transpose(1, 2), key.transpose(1, 2), cos, sin)
-        rows = torch.arange(3, device=weight.device)[:, None]
-        pairs = (
-            (found.unflatten(0, (3, tokens)), rotated.transpose(1, 2)),
-            (keys[rows, :, places], stored.transpose(1, 2)),
-            (values[rows, :, places], value),
-        )
-        if not all(torch.equal(*pair) for pair in pairs):
-            off = max(float((a - b).abs().max()) for a, b in pairs)
-            _log.warning("attention in separate operations: the kernel that joins them is off by %.2g", off)
-            return False
-    return True
+def _heads(layer: Any) -> tuple[int, int, int]:
+    """Numbers of query and key heads, and their width."""
+    heads, kv_heads = (len(each.weight) // layer.head_dim for each in (layer.q_proj, layer.k_proj))
+    return heads, kv_heads, layer.head_dim
 
 
 def _fused_forward(
@@ -306,8 +264,6 @@ def _fused_forward(
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Forward pass of a fusible layer, hidden states [R, T, width]."""
-    from evalsuite.models.ops.inference.decode_attention import rotate_and_store
-
     masks = _masks.get()
     places = masks.cache_places
     assert places is not None
@@ -319,13 +275,11 @@ def _fused_forward(
     caches: Any = past_key_values if cache is None else cache
     room = caches.room if masks.branches is None else caches.room_apart
     keys, values, *parents = room(module.layer_idx, key, value, rows)
-    query = rotate_and_store(query, key, value, *position_embeddings, keys, values, places)
+    query, _, _ = rotate_and_store(query, key, value, *position_embeddings, keys, values, places)
     query = query.unflatten(0, (rows, tokens))
     if masks.branches is None:
         out, _none = attention_forward(module, query.transpose(1, 2), keys, values, None, module.scaling)
     else:
-        from evalsuite.models.ops.inference.branch_attention import branch_attention
-
         parent_rows, lengths = masks.branches
         out = branch_attention(
             query, keys, values, parents[0], parents[1], parent_rows, lengths, module.scaling

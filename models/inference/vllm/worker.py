@@ -117,9 +117,9 @@ def start(settings: dict[str, Any]) -> tuple[Any, dict[str, str]]:
 
 def recurrence(on_gpu: bool) -> str:
     """Backend of a student's recurrences, named as in the in-process engine's fingerprint."""
-    from evalsuite.models.ops.recurrence import fla_backend
+    from evalsuite.models.ops import packages
 
-    return fla_backend.version() if on_gpu and not fla_backend.unavailable_reason() else "torch"
+    return packages.version() if on_gpu and not packages.unavailable_reason() else "torch"
 
 
 def score(engine: Any, request: dict[str, Any]) -> list[dict[str, Any]]:

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from evalsuite.models.ops.numerics import next_power_of_2
 from evalsuite.models.ops.recurrence.inputs import RecurrenceInputs
 
 MAX_CHUNK_SIZE = 64
@@ -58,11 +59,6 @@ def chunked(inputs: RecurrenceInputs, chunk_size: int | None = None) -> tuple[Te
         betas = None if inputs.beta is None else layout.chunk(inputs.beta.to(dtype))
         out, state = _run_chunks(layout, queries, keys, values, cumulative_decay, betas, state)
         return layout.unchunk(out).to(v.dtype), state
-
-
-def next_power_of_2(size: int) -> int:
-    """Smallest power of two that is at least `size`; on the host faster than Triton's function."""
-    return 1 << max(size - 1, 0).bit_length()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,21 +4,15 @@ A step reads and writes the whole state and computes next to nothing, so that it
 the final state can take the place of the initial one, which saves a cache from copying it.
 """
 
-import functools
-from dataclasses import replace
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.nn import functional
 
-from evalsuite.models.ops.inference.launch import keep_compiled
-from evalsuite.models.ops.inference.proof import proves_right, relative_difference
-from evalsuite.models.ops.inference.rows import as_states
-from evalsuite.models.ops.recurrence.chunked import next_power_of_2
-from evalsuite.models.ops.recurrence.inputs import DecayShape, RecurrenceInputs, StateAccess
-from evalsuite.models.ops.recurrence.naive import naive_recurrent
+from evalsuite.models.ops.launch import keep_compiled
+from evalsuite.models.ops.numerics import next_power_of_2
+from evalsuite.models.ops.recurrence.inputs import RecurrenceInputs
+from evalsuite.models.ops.rows import as_states
 
 VALUES = 32
 """Channels of the values of one program."""
@@ -95,12 +89,6 @@ def _recurrent_kernel(  # type: ignore[no-untyped-def]
 
 
 def recurrent(inputs: RecurrenceInputs) -> tuple[Tensor, Tensor]:
-    """Compute the recurrence of rows without `cu_seqlens` in float32.
-
-    Inputs have any 16- or 32-bit dtype and are copied if they are not contiguous; `initial_state` is float32,
-    and in slots only its first axis may have any stride. Outputs at pads are zeros. Final states are written
-    over those in slots (rows that share a slot race), and over contiguous ones if they may be.
-    """
     q, k, v, log_decay, beta = inputs.q, inputs.k, inputs.v, inputs.log_decay, inputs.beta
     initial, token_mask, access = inputs.initial_state, inputs.token_mask, inputs.access
     rows, length, heads, key_width = k.shape
@@ -131,50 +119,3 @@ def recurrent(inputs: RecurrenceInputs) -> tuple[Tensor, Tensor]:
         num_warps=max(1, key_block * VALUES // ELEMENTS_PER_WARP),
     )  # fmt: skip
     return out, final
-
-
-def applies(x: Tensor, decay: DecayShape, delta: bool) -> bool:
-    """Whether the kernel proves right on the device and in the dtype of `x`, in a form of the recurrence."""
-    return _proven(x.device, x.dtype, decay, delta)
-
-
-@functools.cache
-def _proven(device: torch.device, dtype: torch.dtype, decay: DecayShape, delta: bool) -> bool:
-    return proves_right(
-        lambda: _deviations(device, dtype, decay, delta), dtype, "fla computes short recurrences"
-    )
-
-
-def _deviations(device: torch.device, dtype: torch.dtype, decay: DecayShape, delta: bool) -> list[float]:
-    """Relative differences of outputs and states: steps in place and in slots, tokens with padding."""
-    draw = torch.Generator().manual_seed(0)
-    found = []
-    for case, length in (("in place", 1), ("in slots", 1), ("with padding", 3)):
-        shape = (2, length, 2, 64)
-        q, k, v = torch.randn(3, *shape, generator=draw).to(device, dtype)
-        k = functional.normalize(k, dim=-1)
-        gates = torch.rand(shape, generator=draw).to(device)
-        decays = {"none": None, "head": gates[0, 0, :, 0], "scalar": gates[..., 0], "channel": gates}[decay]
-        states = torch.randn(4, 2, 64, 64, generator=draw).to(device)
-        slots = torch.tensor([3, 1] if case == "in slots" else [0, 1], device=device)
-        initial = None if case == "with padding" else states[slots]
-        real = torch.tensor([[True] * 3, [True, True, False]], device=device)[:, :length]
-        inputs = RecurrenceInputs(
-            q,
-            k,
-            v,
-            log_decay=None if decays is None else decays.log(),
-            beta=gates[..., 1] if delta else None,
-            scale=0.5,
-            initial_state={"in place": initial, "in slots": states, "with padding": None}[case],
-            token_mask=real if case == "with padding" else None,
-            access=StateAccess(slots if case == "in slots" else None, in_place=case == "in place"),
-        )
-        plain = inputs.plain()
-        exact = naive_recurrent(
-            replace(plain, q=q.float() * real[..., None, None], k=plain.k.float(), v=v.float())
-        )
-        out, final = recurrent(inputs)
-        mine = out, final[slots] if case == "in slots" else final
-        found += [relative_difference(*pair) for pair in zip(mine, exact, strict=True)]
-    return found

@@ -1,16 +1,19 @@
 """The op that all mixers call, and the choice of its backend."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from evalsuite.models.ops.dispatch import use_triton, warn_once
+from evalsuite.models.ops.dispatch import Draw, Kernel, op, use_triton, warn_once
+from evalsuite.models.ops.numerics import next_power_of_2
 from evalsuite.models.ops.recurrence import fla_backend
-from evalsuite.models.ops.recurrence.chunked import chunked, next_power_of_2, scores_in_chunk
-from evalsuite.models.ops.recurrence.inputs import RecurrenceInputs
+from evalsuite.models.ops.recurrence.chunked import chunked, scores_in_chunk
+from evalsuite.models.ops.recurrence.inputs import DecayShape, RecurrenceInputs, StateAccess
 from evalsuite.models.ops.recurrence.naive import naive_recurrent
 
 Backend = Callable[[RecurrenceInputs], tuple[Tensor, Tensor]]
@@ -56,16 +59,58 @@ def compute_recurrence(inputs: RecurrenceInputs) -> tuple[Tensor, Tensor]:
     if kernel == DECODE:
         return compute(inputs)
     o, last = compute(inputs.plain())
-    states, access = inputs.initial_state, inputs.access
-    if states is None or access.slots is None:
-        return o, last
-    if not access.discards:
-        states[access.slots] = last.to(states.dtype)
-    return o, states
+    return o, _stored(inputs, last)
 
 
 DECODE = "recurrent"
 """Name of our own kernel, which reads masks and slots itself."""
+
+
+def _samples(draw: Draw, decay: DecayShape, delta: bool) -> Iterator[tuple[Any, ...]]:
+    """Steps in place and in slots, tokens with padding."""
+    for case, length in (("in place", 1), ("in slots", 1), ("with padding", 3)):
+        q, k, v, gates = draw(4, 2, length, 2, 64)
+        gates, states = gates.float().sigmoid(), draw(4, 2, 64, 64).float()
+        decays = {"none": None, "head": gates[0, 0, :, 0], "scalar": gates[..., 0], "channel": gates}[decay]
+        slots = torch.tensor([3, 1], device=v.device)
+        mask = torch.tensor([[True] * 3, [True, True, False]], device=v.device)
+        yield (
+            RecurrenceInputs(
+                q,
+                functional.normalize(k, dim=-1),
+                v,
+                log_decay=None if decays is None else decays.log(),
+                beta=gates[..., 1] if delta else None,
+                scale=0.5,
+                initial_state={"in place": states[:2], "in slots": states, "with padding": None}[case],
+                token_mask=mask if case == "with padding" else None,
+                access=StateAccess(slots if case == "in slots" else None, in_place=case == "in place"),
+            ),
+        )
+
+
+@op(inference=Kernel(module="recurrence.decode", samples=_samples))
+def recurrent(inputs: RecurrenceInputs) -> tuple[Tensor, Tensor]:
+    """Compute the recurrence of rows without `cu_seqlens` token by token, in float32.
+
+    Inputs have any 16- or 32-bit dtype; `initial_state` is float32, and in slots only its first axis may have
+    any stride. Outputs at pads are zeros. Final states are written over those in slots (rows that share a
+    slot race), and over contiguous ones if they may be.
+    """
+    o, last = naive_recurrent(inputs.plain())
+    if inputs.token_mask is not None:
+        o = o * inputs.token_mask[..., None, None]
+    return o, _stored(inputs, last)
+
+
+def _stored(inputs: RecurrenceInputs, last: Tensor) -> Tensor:
+    """The final states, written over those in slots if there are any."""
+    states, access = inputs.initial_state, inputs.access
+    if states is None or access.slots is None:
+        return last
+    if not access.discards:
+        states[access.slots] = last.to(states.dtype)
+    return states
 
 
 def _backend(inputs: RecurrenceInputs) -> tuple[str, Backend]:
@@ -78,11 +123,9 @@ def _backend(inputs: RecurrenceInputs) -> tuple[str, Backend]:
         return "", naive_recurrent
     if not on_triton:
         return "torch chunked", chunked
-    if not trains and fits and length <= fla_backend.MAX_RECURRENT_LENGTH and inputs.cu_seqlens is None:
-        from evalsuite.models.ops.recurrence import decode
-
-        if decode.applies(v, inputs.decay_shape, delta):
-            return DECODE, decode.recurrent
+    short = fits and length <= fla_backend.MAX_RECURRENT_LENGTH and inputs.cu_seqlens is None
+    if short and recurrent.has_kernel(v, inputs.decay_shape, delta):
+        return DECODE, recurrent.load("inference")
     # Pads do not decay, so that a fixed decay becomes one per token, which other kernels compute.
     decay = inputs.decay_shape
     if decay == "head" and inputs.token_mask is not None:

@@ -18,8 +18,8 @@ from evalsuite.distill.recipe import Recipe
 from evalsuite.distill.training import kernel_compilation
 from evalsuite.distill.training.kernel_compilation import KernelCompilation
 from evalsuite.foundation import ConfigError, MissingDependencyError, read_jsonl
-from evalsuite.models.ops import compile_ahead
-from evalsuite.models.ops.compile_ahead import CompileWorkers, Launch
+from evalsuite.models.ops.tuning import compile_ahead
+from evalsuite.models.ops.tuning.compile_ahead import CompileWorkers, Launch
 
 CPU = torch.device("cpu")
 SLEEPER = (sys.executable, "-c", "import time; time.sleep(600)")
@@ -61,7 +61,7 @@ def test_few_kernels_need_no_workers(monkeypatch: pytest.MonkeyPatch, kernels: i
     def in_threads(launches: list[Launch], *, quiet: bool) -> None:
         seen.append(f"threads {len(launches)}")
 
-    monkeypatch.setattr(kernel_compilation, "use_triton", lambda x: True)
+    monkeypatch.setattr(kernel_compilation, "kernel_versions", lambda device: "triton")
     replaced: dict[str, Any] = {
         "record_launches": record_launches,
         "not_compiled": lambda launches: launches,

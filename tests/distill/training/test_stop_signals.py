@@ -12,7 +12,7 @@ import pytest
 
 from evalsuite.distill.training import stop_signals
 from evalsuite.distill.training.stop_signals import StopSignals
-from evalsuite.models.ops.compile_ahead import CompileWorkers, Launch
+from evalsuite.models.ops.tuning.compile_ahead import CompileWorkers, Launch
 
 PROGRAM = """
 import hashlib, runpy, sys, time

@@ -1,13 +1,11 @@
 """Which implementation of target log-probabilities runs, and what it is given."""
 
-import sys
-from types import SimpleNamespace
-
 import pytest
 import torch
 from torch import Tensor
 
 from evalsuite.models.inference.logprobs import target_logprobs
+from evalsuite.models.ops.logprobs import row_logprobs
 
 
 @pytest.mark.parametrize("applies", [True, False])
@@ -39,9 +37,8 @@ def test_a_kernel_serves_passes_without_gradients(
 
     expected = compute(4)
     assert expected[1].tolist()[2]
-    name = "evalsuite.models.ops.inference.logprobs"
-    kernels = SimpleNamespace(applies=lambda x: applies, target_logprobs=stand_in)
-    monkeypatch.setitem(sys.modules, name, kernels)
+    monkeypatch.setattr(row_logprobs, "load", lambda kind: stand_in)
+    monkeypatch.setattr(row_logprobs, "proven", lambda *_: applies)
     monkeypatch.setattr("evalsuite.models.ops.dispatch.use_triton", lambda x: True)
     for max_rows in (4, 100):
         found = compute(max_rows)

@@ -7,7 +7,7 @@ import torch
 
 from evalsuite.foundation import ConfigError
 from evalsuite.models import build_student
-from evalsuite.models.mixers.layers import apply_rotary_pos_emb
+from evalsuite.models.ops.rotary import rotary
 
 OPTIONS = {"rotary": True, "activation": "none"}
 
@@ -55,9 +55,9 @@ def test_further_channels_are_not_rotated() -> None:
     x = torch.randn(1, 5, 2, 12)
     angle = torch.randn(1, 5, 4).repeat(1, 1, 2)
     cos, sin = angle.cos(), angle.sin()
-    found = apply_rotary_pos_emb(x, cos, sin)
+    found = rotary(x, cos, sin)
     torch.testing.assert_close(found[..., 8:], x[..., 8:], rtol=0, atol=0)
-    torch.testing.assert_close(found[..., :8], apply_rotary_pos_emb(x[..., :8], cos, sin))
+    torch.testing.assert_close(found[..., :8], rotary(x[..., :8], cos, sin))
 
 
 def test_heads_of_other_channels_are_refused(teacher: Any) -> None:

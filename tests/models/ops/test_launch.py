@@ -90,7 +90,7 @@ def kernel(driver: Driver) -> Any:
     """A kernel that stays uncompiled; `calls` counts launches that Triton makes."""
     import triton.language as tl
 
-    from evalsuite.models.ops.inference.launch import keep_compiled
+    from evalsuite.models.ops.launch import keep_compiled
 
     @keep_compiled
     @triton.jit(do_not_specialize=["count"])
@@ -115,7 +115,7 @@ def test_arguments_of_one_form_are_specialized_alike() -> None:
     from triton.compiler import make_backend
     from triton.runtime.jit import native_specialize_impl
 
-    from evalsuite.models.ops.inference.launch import form_of
+    from evalsuite.models.ops.launch import form_of
 
     backend = make_backend(GPUTarget("cuda", 90, 32))
     values = [*NUMBERS, *TENSORS]
@@ -129,7 +129,7 @@ def test_arguments_of_one_form_are_specialized_alike() -> None:
 
 
 def test_forms_of_several_arguments_are_not_confused() -> None:
-    from evalsuite.models.ops.inference.launch import form_of
+    from evalsuite.models.ops.launch import form_of
 
     choices = [1, 2, 16, 2**40, 1.5, None, True, *TENSORS[:2]]
     forms = [form_of(each) for count in range(4) for each in itertools.product(choices, repeat=count)]
@@ -225,7 +225,7 @@ def test_unusual_launches_are_those_of_triton(
 
 
 def test_launches_are_recorded_and_not_kept(kernel: Any, driver: Driver) -> None:
-    from evalsuite.models.ops.compile_ahead import record_launches
+    from evalsuite.models.ops.tuning.compile_ahead import record_launches
 
     args, constants = arguments()
     kernel.fn.hash = "any"
@@ -252,7 +252,7 @@ def test_global_variables_are_checked_at_each_launch(kernel: Any) -> None:
 
 
 def test_other_releases_launch_by_themselves(kernel: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from evalsuite.models.ops.inference.launch import Launcher, keep_compiled
+    from evalsuite.models.ops.launch import Launcher, keep_compiled
 
     assert isinstance(keep_compiled(kernel.fn), Launcher)
     assert keep_compiled(len) is len

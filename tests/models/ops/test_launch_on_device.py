@@ -41,14 +41,14 @@ def add_norm(module: Any, place: Place, size: int) -> list[Tensor]:
     return [*module.add_norm(x, residual, weight, 1e-5)]
 
 
-def gated(module: Any, place: Place, size: int) -> list[Tensor]:
+def swiglu(module: Any, place: Place, size: int) -> list[Tensor]:
     gate, x = place(drawn(size, 3, 2 * 48)).split(48, -1)
-    return [module.gated(gate, x), module.gated(x.contiguous(), x)]
+    return [module.swiglu(gate, x), module.swiglu(x.contiguous(), x)]
 
 
 def head_norms(module: Any, place: Place, size: int) -> list[Tensor]:
     x, y = place(drawn(size, 3, 2, 16)), place(drawn(size, 3, 5, 16))
-    return [*module.head_norms([x, y], None, 1e-6, 0.25), module.head_norm(x, place(drawn(16)), 1e-6)]
+    return [*module.head_norms([x, y], None, 1e-6, 0.25), *module.head_norms([x], place(drawn(16)), 1e-6)]
 
 
 def rotary(module: Any, place: Place, size: int) -> list[Tensor]:
@@ -67,7 +67,7 @@ def short_conv(module: Any, place: Place, size: int) -> list[Tensor]:
 
 def delta_gates(module: Any, place: Place, size: int) -> list[Tensor]:
     a, b = place(drawn(size, 3, 18)).split(9, -1)
-    return [*module.delta_gates(a, b, place(drawn(9)), place(drawn(9, seed=1)), 2.0)]
+    return [*module.gates_of_logits(a, b, place(drawn(9)), place(drawn(9, seed=1)), 2.0)]
 
 
 def recurrent(module: Any, place: Place, size: int) -> list[Tensor]:
@@ -84,7 +84,7 @@ def logprobs(module: Any, place: Place, size: int) -> list[Tensor]:
     logits = place(drawn(size, 100))
     bounds = place(torch.arange(size + 1))
     found, is_argmax = torch.zeros(size, device=DEVICE), torch.zeros(size, dtype=torch.bool, device=DEVICE)
-    module.target_logprobs(logits, 0, bounds, place(torch.arange(size) % 100), found, is_argmax)
+    module.row_logprobs(logits, 0, bounds, place(torch.arange(size) % 100), found, is_argmax)
     return [found, is_argmax]
 
 
@@ -108,33 +108,32 @@ def rotate_and_store(module: Any, place: Place, size: int) -> list[Tensor]:
     keys, values = (torch.zeros(size, 2, 5, 16, dtype=torch.float16, device=DEVICE) for _ in range(2))
     angles = (place(drawn(1, 1, 16, seed=i)) for i in (3, 4))
     positions = place(torch.arange(size) % 5)
-    return [module.rotate_and_store(query, key, value, *angles, keys, values, positions), keys, values]
+    return [*module.rotate_and_store(query, key, value, *angles, keys, values, positions)]
 
 
 CASES: list[tuple[str, Callable[[Any, Place, int], list[Tensor]]]] = [
-    ("decoder_layers", add_norm),
-    ("decoder_layers", gated),
-    ("recurrent_layers", head_norms),
-    ("recurrent_layers", rotary),
-    ("recurrent_layers", short_conv),
-    ("recurrent_layers", delta_gates),
-    ("decode", recurrent),
-    ("logprobs", logprobs),
-    ("branch_attention", branch_attention),
-    ("decode_attention", decode_attention),
-    ("decode_attention", rotate_and_store),
+    ("rms_norm.inference", add_norm),
+    ("rms_norm.inference", head_norms),
+    ("swiglu.inference", swiglu),
+    ("rotary.inference", rotary),
+    ("short_conv.inference", short_conv),
+    ("gates.inference", delta_gates),
+    ("recurrence.decode", recurrent),
+    ("logprobs.inference", logprobs),
+    ("attention.branch", branch_attention),
+    ("attention.decode", decode_attention),
+    ("attention.store", rotate_and_store),
 ]
 
 
 def kernels_of(name: str) -> Any:
-    folder = "recurrence" if name == "decode" else "inference"
-    return import_module(f"evalsuite.models.ops.{folder}.{name}")
+    return import_module(f"evalsuite.models.ops.{name}")
 
 
 @contextmanager
 def launched_by_triton(module: Any) -> Iterator[None]:
     """Within this context no kernel of the module is launched directly."""
-    from evalsuite.models.ops.inference.launch import Launcher
+    from evalsuite.models.ops.launch import Launcher
 
     with pytest.MonkeyPatch.context() as patch:
         for name, kernel in list(vars(module).items()):
@@ -144,7 +143,7 @@ def launched_by_triton(module: Any) -> Iterator[None]:
 
 
 def test_every_kernel_is_launched_directly() -> None:
-    from evalsuite.models.ops.inference.launch import Launcher
+    from evalsuite.models.ops.launch import Launcher
 
     for name in {name for name, _ in CASES}:
         module = kernels_of(name)
@@ -173,7 +172,7 @@ def test_numbers_arrive_whatever_their_form() -> None:
     import triton
     import triton.language as tl
 
-    from evalsuite.models.ops.inference.launch import keep_compiled
+    from evalsuite.models.ops.launch import keep_compiled
 
     @triton.jit(do_not_specialize=["count"])
     def add_kernel(x, out, count, a, b, scale, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
@@ -194,7 +193,7 @@ def test_numbers_arrive_whatever_their_form() -> None:
 
 
 def test_direct_launches_are_captured_in_cuda_graphs() -> None:
-    module = kernels_of("decoder_layers")
+    module = kernels_of("rms_norm.inference")
     x, residual, weight = aligned(drawn(16, 48)), aligned(drawn(16, 48, seed=1)), aligned(drawn(48))
     with torch.inference_mode():
         for _ in range(2):
@@ -211,7 +210,7 @@ def test_direct_launches_are_captured_in_cuda_graphs() -> None:
 
 
 def test_direct_launches_are_on_the_current_stream() -> None:
-    module = kernels_of("decoder_layers")
+    module = kernels_of("rms_norm.inference")
     x, residual, weight = aligned(drawn(16, 48)), aligned(drawn(16, 48, seed=1)), aligned(drawn(48))
     with torch.inference_mode():
         before = module.add_norm(x, residual, weight, 1e-5)
@@ -229,7 +228,7 @@ def test_direct_launches_are_on_the_current_stream() -> None:
 
 
 def test_tensors_of_a_cpu_are_refused_as_before() -> None:
-    module = kernels_of("decoder_layers")
+    module = kernels_of("rms_norm.inference")
     x, weight = aligned(drawn(16, 48)), drawn(48)
     with torch.inference_mode():
         for _ in range(2):

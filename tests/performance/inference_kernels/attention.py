@@ -6,7 +6,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from evalsuite.models.ops import reference
+from evalsuite.models.ops import rotary
 from tests.performance.inference_kernels.case import Case, Setting, Way
 
 
@@ -58,7 +58,7 @@ def branch_attention(setting: Setting, rows: int, tokens: int, known: int) -> Ca
 
     ways = []
     if setting.ours:
-        from evalsuite.models.ops.inference.branch_attention import branch_attention as kernel
+        from evalsuite.models.ops.attention.branch import branch_attention as kernel
 
         ways.append(Way("ours", lambda: [kernel(query, *own, *old, parent_rows, lengths, scale)]))
     name = "torch: copies, mask, grouped attention"
@@ -82,7 +82,7 @@ def decode_attention(setting: Setting, rows: int, length: int) -> Case:
     mask = additive(visible, setting.dtype)
     ways = []
     if setting.ours:
-        from evalsuite.models.ops.inference.decode_attention import decode_attention as kernel
+        from evalsuite.models.ops.attention.decode import decode_attention as kernel
 
         ways.append(Way("ours", lambda: [kernel(query, *cache, positions, shape.head_dim**-0.5)]))
     name = "torch: grouped attention with a mask"
@@ -120,16 +120,17 @@ def rotate_and_store(setting: Setting, rows: int, tokens: int, length: int) -> C
 
     def exact() -> list[Tensor]:
         angles = cos.double(), sin.double()
-        both = (reference.rotary(each.double(), *angles) for each in (query, key))
+        both = (rotary.rotary.reference(each.double(), *angles) for each in (query, key))
         return store(cache(torch.float64), *both)
 
     ways = []
     if setting.ours:
-        from evalsuite.models.ops.inference.decode_attention import rotate_and_store as kernel
+        from evalsuite.models.ops.attention.store import rotate_and_store as kernel
 
         def ours(stored: Tensor) -> list[Tensor]:
             flat = (each.flatten(0, 1) for each in (query, key, value))
-            return [kernel(*flat, cos, sin, stored[0], stored[1], places.flatten()), stored]
+            rotated, *_ = kernel(*flat, cos, sin, stored[0], stored[1], places.flatten())
+            return [rotated, stored]
 
         ways.append(
             Way(

@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from evalsuite.models.ops import reference
+from evalsuite.models.ops import rotary as rotary_op
+from evalsuite.models.ops.gates import gates_of_logits
+from evalsuite.models.ops.swiglu import swiglu
 from tests.performance.inference_kernels.case import Case, Setting, Way
 
 
@@ -32,12 +34,12 @@ def logprobs(setting: Setting, rows: int) -> Case:
 
     ways = []
     if setting.ours:
-        from evalsuite.models.ops.inference.logprobs import target_logprobs
+        from evalsuite.models.ops.logprobs.inference import row_logprobs
 
         bounds = setting.index(range(rows + 1))
         found = torch.empty(rows, device=setting.device)
         top = torch.empty(rows, dtype=torch.bool, device=setting.device)
-        call = partial(target_logprobs, logits, 0, bounds, token, found, top)
+        call = partial(row_logprobs, logits, 0, bounds, token, found, top)
         ways.append(Way("ours", call, lambda _: [found, top]))
     name = "torch: log_softmax in fp32, argmax, gather"
     ways.append(Way(name, partial(separate, torch.float32, logits)))
@@ -59,10 +61,10 @@ def norms(setting: Setting, rows: int, tokens: int) -> Case:
 
     ways = []
     if setting.ours:
-        from evalsuite.models.ops.inference import recurrent_layers as kernels
+        from evalsuite.models.ops.rms_norm.inference import head_norms
 
-        ways.append(Way("ours", lambda: kernels.head_norms(both, None, eps, gain)))
-        ways.append(Way("one by one", lambda: [kernels.head_norm(x, None, eps, gain) for x in both]))
+        ways.append(Way("ours", lambda: head_norms(both, None, eps, gain)))
+        ways.append(Way("one by one", lambda: [head_norms([x], None, eps, gain)[0] for x in both]))
     ways.append(Way("torch: rms_norm, product", partial(separate, both)))
     return Case(
         f"norms of two tensors [{rows}, {tokens}, {shape.heads}, {width}]",
@@ -77,9 +79,9 @@ def head_norm(setting: Setting, rows: int, tokens: int) -> Case:
     x, weight = setting.draw(rows, tokens, shape.heads, width), setting.draw(width)
     ways = []
     if setting.ours:
-        from evalsuite.models.ops.inference import recurrent_layers as kernels
+        from evalsuite.models.ops.rms_norm.inference import head_norms
 
-        ways.append(Way("ours", lambda: [kernels.head_norm(x, weight, 1e-5)]))
+        ways.append(Way("ours", lambda: head_norms([x], weight, 1e-5)))
     ways.append(Way("torch: rms_norm", lambda: [functional.rms_norm(x, (width,), weight, 1e-5)]))
     return Case(
         f"norm of heads [{rows}, {tokens}, {shape.heads}, {width}]",
@@ -95,13 +97,11 @@ def rotary(setting: Setting, rows: int, tokens: int) -> Case:
     angles = [setting.draw(rows, tokens, width) for _ in range(2)]
     ways = []
     if setting.ours:
-        from evalsuite.models.ops.inference import recurrent_layers as kernels
-
-        ways.append(Way("ours", lambda: [kernels.rotary(x, *angles)]))
-    ways.append(Way("torch: separate operations", lambda: [reference.rotary(x, *angles)]))
+        ways.append(Way("ours", lambda: [rotary_op.rotary.load("inference")(x, *angles)]))
+    ways.append(Way("torch: separate operations", lambda: [rotary_op.rotary.reference(x, *angles)]))
     return Case(
         f"rotary [{rows}, {tokens}, {shape.heads}, {width}]",
-        lambda: [reference.rotary(x.double(), *(each.double() for each in angles))],
+        lambda: [rotary_op.rotary.reference(x.double(), *(each.double() for each in angles))],
         ways,
     )
 
@@ -113,15 +113,10 @@ def delta_gates(setting: Setting, rows: int, tokens: int) -> Case:
     a, b = projected[..., : 2 * heads].split(heads, -1)
     bias, rate = setting.draw(heads), setting.draw(heads)
 
-    def separate(a: Tensor, b: Tensor, bias: Tensor, rate: Tensor) -> list[Tensor]:
-        up = reference.upcast_fp32
-        return [-up(rate).exp() * functional.softplus(up(a + bias)), torch.sigmoid(up(b))]
-
+    separate = partial(gates_of_logits.reference, most=1.0)
     ways = []
     if setting.ours:
-        from evalsuite.models.ops.inference import recurrent_layers as kernels
-
-        ways.append(Way("ours", lambda: kernels.delta_gates(a, b, bias, rate, 1.0)))
+        ways.append(Way("ours", lambda: gates_of_logits.load("inference")(a, b, bias, rate, 1.0)))
     ways.append(Way("torch: separate operations", lambda: separate(a, b, bias, rate)))
     return Case(
         f"gates of the delta rule [{rows}, {tokens}, {heads}]",
@@ -141,7 +136,7 @@ def add_norm(setting: Setting, rows: int, tokens: int) -> Case:
 
     ways = []
     if setting.ours:
-        from evalsuite.models.ops.inference.decoder_layers import add_norm as kernel
+        from evalsuite.models.ops.rms_norm.inference import add_norm as kernel
 
         ways.append(Way("ours", lambda: kernel(*inputs, 1e-5)))
     ways.append(Way("torch: addition, rms_norm", lambda: separate(*inputs)))
@@ -156,17 +151,13 @@ def gated(setting: Setting, rows: int, tokens: int) -> Case:
     gate, x = setting.draw(rows, tokens, 2 * width).split(width, -1)
     ways = []
     if setting.ours:
-        from evalsuite.models.ops.inference.decoder_layers import gated as kernel
-
-        ways.append(Way("ours", lambda: [kernel(gate, x)]))
+        ways.append(Way("ours", lambda: [swiglu.load("inference")(gate, x)]))
     if setting.fla:  # Its configuration is chosen by measurements, which need the packages of training.
-        from evalsuite.models.ops.swiglu import swiglu
-
-        ways.append(Way("kernel of training, copies", lambda: [swiglu(gate, x)]))
-    ways.append(Way("torch: silu, product", lambda: [reference.swiglu(gate, x)]))
+        ways.append(Way("kernel of training, copies", lambda: [swiglu.load("training")(gate, x)]))
+    ways.append(Way("torch: silu, product", lambda: [swiglu.reference(gate, x)]))
     return Case(
         f"gated values [{rows}, {tokens}, {width}]",
-        lambda: [reference.swiglu(gate.double(), x.double())],
+        lambda: [swiglu.reference(gate.double(), x.double())],
         ways,
     )
 
@@ -186,11 +177,11 @@ def mlp(setting: Setting, rows: int, tokens: int) -> Case:
 
     ways = []
     if setting.ours:
-        from evalsuite.models.ops.inference import decoder_layers as kernels
+        from evalsuite.models.ops.rms_norm.inference import add_norm as kernel
 
         def ours() -> list[Tensor]:
-            normed, total = kernels.add_norm(mixed, residual, weight, 1e-5)
-            values = kernels.gated(*functional.linear(normed, both).split(wide, -1))
+            normed, total = kernel(mixed, residual, weight, 1e-5)
+            values = swiglu.load("inference")(*functional.linear(normed, both).split(wide, -1))
             total.flatten(0, 1).addmm_(values.flatten(0, 1), down.T)
             return [total]
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from evalsuite.models.mixers.convolution import ShortConvolution, _convolve_parts, convolve
 from evalsuite.models.ops.recurrence import RecurrenceInputs, StateAccess, fla_backend, naive_recurrent
 from evalsuite.models.ops.recurrence.inputs import DecayShape
+from evalsuite.models.ops.short_conv import short_convolutions
 from tests.performance.inference_kernels.case import Case, Setting, Way
 
 Use = Literal["", "in place", "in slots", "continuations", "prompts"]
@@ -179,12 +179,9 @@ def convolutions(setting: Setting, rows: int, tokens: int, use: Use) -> Case:
     states = States.draw(setting, use, rows, tokens, (3 * width, TAPS - 1)).to(setting.dtype)
 
     def separate(parts: Sequence[Tensor], weights: Sequence[Tensor], states: States) -> tuple[Any, Tensor]:
-        x = torch.cat(list(parts), -1)
-        if states.real is not None:
-            x = x * states.real[..., None]
-        y, last = convolve(x, torch.cat(list(weights)), 3 * width, states.read(), states.real, None)
-        states.write(last)
-        return y.split(width, -1), last
+        found = short_convolutions.reference(parts, weights, 3, states.read(), states.real)
+        states.write(found[1])
+        return found
 
     def exact() -> list[Tensor]:
         own = states.to(torch.float64)
@@ -192,7 +189,7 @@ def convolutions(setting: Setting, rows: int, tokens: int, use: Use) -> Case:
 
     ways = []
     if setting.ours:
-        from evalsuite.models.ops.inference.recurrent_layers import short_conv_step
+        from evalsuite.models.ops.short_conv.inference import short_conv_step
 
         def convolve_parts(chosen: Sequence[int], states: States) -> tuple[list[Tensor], Tensor]:
             stored = after = states.stored
@@ -215,12 +212,9 @@ def convolutions(setting: Setting, rows: int, tokens: int, use: Use) -> Case:
         )
         ways += [separately] if use in ("", "in place") else []
     if setting.fla and tokens >= TAPS:
-        modules = [ShortConvolution(width, TAPS, "silu").to(parts[0]) for _ in weights]
-        for module, weight in zip(modules, weights, strict=True):
-            module.weight.copy_(weight[:, None])
 
         def fla(states: States) -> tuple[Sequence[Tensor], Tensor]:
-            return _convolve_parts(modules, parts, states.read(), states.real, None)
+            return short_convolutions.load("training")(parts, weights, 3, states.read(), states.real)
 
         ways.append(states.way("fla causal_conv1d, one by one", fla))
     ways.append(states.way("torch: separate operations", partial(separate, parts, weights)))

@@ -19,7 +19,8 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3MLP
 from evalsuite.models.inference.torch.fusion.projections import JoinedProjections
 from evalsuite.models.mixers.base import RecurrentMixer
 from evalsuite.models.mixers.layers import PerHeadLinear
-from evalsuite.models.ops.dispatch import inference_kernels
+from evalsuite.models.ops.rms_norm import rms_norm
+from evalsuite.models.ops.swiglu import swiglu
 
 KNOWN: dict[type[nn.Module], tuple[type[nn.Module], type[nn.Module]]] = {
     LlamaDecoderLayer: (LlamaMLP, LlamaRMSNorm),
@@ -40,7 +41,7 @@ class FusedLayers:
     def __init__(self, model: nn.Module) -> None:
         found: list[Any] = [module for module in model.modules() if _is_fusible(module)]
         with torch.no_grad():
-            applies = found and inference_kernels(found[0].mlp.gate_proj.weight, "decoder_layers")
+            applies = found and rms_norm.has_kernel(found[0].mlp.gate_proj.weight)
         self._layers = found if applies else []
         groups = [group for layer in self._layers for group in _joint_projections(layer)]
         self._projections = JoinedProjections(groups)
@@ -85,13 +86,11 @@ def _joint_projections(layer: Any) -> list[list[nn.Linear]]:
 
 def _forward(layer: Any, hidden_states: Tensor, **arguments: Any) -> Tensor:
     """Forward pass of a fusible layer, hidden states [B, T, width]."""
-    from evalsuite.models.ops.inference.decoder_layers import add_norm, gated
-
     normed = layer.input_layernorm(hidden_states)
     mixed = layer.self_attn(hidden_states=normed, **arguments)[0]
     norm, mlp = layer.post_attention_layernorm, layer.mlp
-    normed, hidden = add_norm(mixed, hidden_states, norm.weight, norm.variance_epsilon)
-    values = gated(mlp.gate_proj(normed), mlp.up_proj(normed))
+    normed, hidden = rms_norm(mixed, norm.weight, norm.variance_epsilon, hidden_states)
+    values = swiglu(mlp.gate_proj(normed), mlp.up_proj(normed))
     # Added by the product itself, into a tensor that nobody else has.
     hidden.flatten(0, 1).addmm_(values.flatten(0, 1), mlp.down_proj.weight.T)
     return hidden

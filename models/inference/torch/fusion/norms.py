@@ -16,8 +16,8 @@ from transformers.models.mistral.modeling_mistral import MistralMLP
 from transformers.models.qwen2.modeling_qwen2 import Qwen2MLP
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 
-from evalsuite.models.ops.dispatch import inference_kernels, warn_once
-from evalsuite.models.ops.recurrence import use_triton
+from evalsuite.models.ops import rms_norm as ops
+from evalsuite.models.ops.dispatch import use_triton, warn_once
 
 NARROW = 256
 """Width up to which a norm is one of heads."""
@@ -72,8 +72,8 @@ def fused_forward(
 
 def _rms_norm(hidden_states: Tensor, *, weight: Tensor, eps: float) -> Tensor:
     # Torch's kernel takes one block of threads per row, which heads are too narrow for.
-    if len(weight) <= NARROW and (kernels := inference_kernels(hidden_states)):
-        return kernels.head_norm(hidden_states, weight, eps)
+    if len(weight) <= NARROW and ops.rms_norm.has_kernel(hidden_states):
+        return ops.rms_norm(hidden_states, weight, eps)[0]
     return rms_norm(hidden_states, weight.shape, weight, eps)
 
 

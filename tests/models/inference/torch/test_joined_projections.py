@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from evalsuite.models.inference.torch.fusion.projections import JoinedProjections
-from evalsuite.models.mixers.layers import PerHeadLinear, project_together
+from evalsuite.models.ops.gates.per_head_linear import PerHeadLinear, project_together
 
 
 def some_layers() -> list[nn.Linear]:

@@ -167,29 +167,6 @@ def test_a_state_that_is_not_contiguous_is_not_written() -> None:
     assert torch.equal(stored, before)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize(("decay", "delta"), FORMS)
-def test_every_form_proves_itself(
-    decay: Any, delta: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from evalsuite.models.ops.recurrence import decode as module
-
-    device = torch.device(DEVICE)
-    assert max(module._deviations(device, dtype, decay, delta)) < (1e-5 if dtype == torch.float32 else 1e-2)
-    right = module.recurrent
-    for changed in (0, 1):
-
-        def wrong(inputs: RecurrenceInputs, changed: int = changed) -> Any:
-            found = list(right(inputs))
-            found[changed] = found[changed] * 1.05
-            return found
-
-        monkeypatch.setattr(module, "recurrent", wrong)
-        module._proven.cache_clear()
-        assert not module._proven(device, dtype, decay, delta)
-    module._proven.cache_clear()
-
-
 @pytest.mark.parametrize("mixer", ["gated_deltanet", "linear_attention"])
 def test_steps_write_into_their_slots(mixer: str, make_teacher: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from evalsuite.models import build_student
@@ -198,7 +175,7 @@ def test_steps_write_into_their_slots(mixer: str, make_teacher: Any, monkeypatch
     from evalsuite.models.inference.torch.model_runner import ModelRunner
     from evalsuite.models.inference.torch.scheduler import DecodeBatch
     from evalsuite.models.inference.torch.static_cache import _StaticLayer
-    from evalsuite.models.ops.inference import recurrent_layers
+    from evalsuite.models.ops.dispatch import Op
     from evalsuite.models.ops.recurrence import decode as module
 
     student = build_student(make_teacher("llama"), [mixer] * 2).eval().to(DEVICE)
@@ -218,8 +195,7 @@ def test_steps_write_into_their_slots(mixer: str, make_teacher: Any, monkeypatch
     monkeypatch.setattr(_StaticLayer, "write", record)
     found: dict[bool, list[Tensor]] = {True: [], False: []}
     for fused, kept in found.items():
-        monkeypatch.setattr(module, "applies", lambda *_, fused=fused: fused)
-        monkeypatch.setattr(recurrent_layers, "applies", lambda x, fused=fused: fused)
+        monkeypatch.setattr(Op, "proven", lambda *_, fused=fused: fused)
         if INTERPRETED:
             for name in ("ops.dispatch", "ops.recurrence.op"):
                 monkeypatch.setattr(f"evalsuite.models.{name}.use_triton", lambda x, fused=fused: fused)

@@ -1,8 +1,6 @@
 """Inference kernels: their arguments (with stand-ins, on a CPU) and their results (on a GPU)."""
 
-import sys
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,14 +8,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from evalsuite.models.mixers import convolution
-from evalsuite.models.mixers.convolution import ShortConvolution, apply_short_convolutions
 from evalsuite.models.ops.recurrence import (
     RecurrenceInputs,
     StateAccess,
     compute_recurrence,
     fla_backend,
     last_kernels,
+    op,
 )
 from evalsuite.models.ops.recurrence.chunked import chunked
 
@@ -92,7 +89,7 @@ def test_short_rows_without_gradients_run_on_the_kernel_for_them(
 ) -> None:
     forms, places = [], []
 
-    def applies(x: Tensor, *form: Any) -> bool:
+    def proven(device: torch.device, dtype: torch.dtype, *form: Any) -> bool:
         forms.append(form)
         return True
 
@@ -100,10 +97,10 @@ def test_short_rows_without_gradients_run_on_the_kernel_for_them(
         places.append(inputs.access.in_place)
         return chunked(inputs)
 
-    kernels = SimpleNamespace(applies=applies, recurrent=stand_in)
-    monkeypatch.setitem(sys.modules, "evalsuite.models.ops.recurrence.decode", kernels)
-    monkeypatch.setattr("evalsuite.models.ops.recurrence.decode", kernels, raising=False)
+    monkeypatch.setattr(op.recurrent, "proven", proven)
+    monkeypatch.setattr(op.recurrent, "load", lambda kind: stand_in)
     monkeypatch.setattr("evalsuite.models.ops.recurrence.op.use_triton", lambda x: True)
+    monkeypatch.setattr("evalsuite.models.ops.dispatch.use_triton", lambda x: True)
     monkeypatch.setattr(fla_backend, "scalar_decay_backward_broken", lambda: False)
     monkeypatch.setattr(fla_backend, "run", lambda kernel, inputs: chunked(inputs))
     longest = fla_backend.MAX_RECURRENT_LENGTH
@@ -171,62 +168,3 @@ def test_kernels_match_torch(decay: Any, delta: bool, dtype: torch.dtype) -> Non
             bound = 2e-2 if dtype == torch.bfloat16 else 1e-5
             error = (actual.float() - expected.float()).norm() / expected.float().norm()
             assert error <= bound, (length, float(error))
-
-
-def convolution_case(case: str, device: str) -> tuple[list[ShortConvolution], list[Tensor], dict[str, Any]]:
-    """Convolutions of three parts, two of them activated; rows are padded or continue from a state."""
-    torch.manual_seed(0)
-    convolutions = [
-        ShortConvolution(width, 4, activation).to(device)
-        for width, activation in ((16, "silu"), (16, "silu"), (8, None))
-    ]
-    for conv in convolutions:
-        torch.nn.init.normal_(conv.weight)
-    parts = [torch.randn(3, 9, width, device=device) for width in (16, 16, 8)]
-    lengths = torch.tensor([9, 4, 1], device=device)
-    steps = torch.arange(9, device=device)
-    masks = {
-        "right": steps < lengths[:, None],
-        "left": steps >= 9 - lengths[:, None],
-    }
-    state = torch.randn(3, 40, 3, device=device) if case == "continued" else None
-    return convolutions, parts, {"state": state, "token_mask": masks.get(case), "cu_seqlens": None}
-
-
-def compare_parts(case: str, device: str) -> None:
-    convolutions, parts, arguments = convolution_case(case, device)
-    with torch.inference_mode():
-        found, last = apply_short_convolutions(convolutions, parts, **arguments)
-        mask = arguments["token_mask"]
-        joint = torch.cat(parts, -1) if mask is None else torch.cat(parts, -1) * mask.unsqueeze(-1)
-        history = convolution.prepend_state(joint, 3, arguments["state"], mask)
-        weight = torch.cat([conv.weight.squeeze(1) for conv in convolutions])
-        wanted = convolution.torch_convolution(history, weight, 32, 9, None)
-        real = slice(None) if mask is None else mask
-        torch.testing.assert_close(torch.cat(list(found), -1)[real], wanted[real], atol=1e-5, rtol=1e-5)
-        torch.testing.assert_close(last, convolution.final_state(history, 3, mask))
-
-
-@pytest.mark.parametrize("case", ["plain", "right", "left", "continued"])
-def test_convolution_per_part(monkeypatch: pytest.MonkeyPatch, case: str) -> None:
-    calls = []
-
-    def causal_conv1d(x: Tensor, weight: Tensor, *, activation: str | None, cu_seqlens: None) -> Any:
-        calls.append(activation)
-        history = functional.pad(x, [0, 0, 3, 0])
-        num_activated = x.shape[-1] if activation else 0
-        return convolution.torch_convolution(history, weight, num_activated, x.shape[1], None), None
-
-    monkeypatch.setattr(convolution, "use_triton", lambda x: True)
-    monkeypatch.setitem(
-        sys.modules, "fla.modules.causal_conv1d", SimpleNamespace(causal_conv1d=causal_conv1d)
-    )
-    compare_parts(case, "cpu")
-    assert calls == ["silu", "silu", None]
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("case", ["plain", "right", "left", "continued"])
-def test_convolution_per_part_on_a_gpu(case: str) -> None:
-    compare_parts(case, "cuda")

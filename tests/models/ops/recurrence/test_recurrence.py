@@ -12,16 +12,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from evalsuite.foundation import ConfigError, MissingDependencyError
-from evalsuite.models.ops import dispatch, tuning
+from evalsuite.models.ops import dispatch, packages, tuning
 from evalsuite.models.ops.dispatch import kernel_policy
+from evalsuite.models.ops.numerics import next_power_of_2
 from evalsuite.models.ops.recurrence import (
     RecurrenceInputs,
-    fla_backend,
     naive_recurrent,
     recurrence,
     recurrence_matrix,
 )
-from evalsuite.models.ops.recurrence.chunked import next_power_of_2
 from tests.parity.kernel_accuracy import draw_case, relative_errors
 
 DECAYS = ("none", "head", "scalar", "channel")
@@ -164,14 +163,14 @@ def test_the_choice_on_cuda_is_logged_once_with_its_reason(
         tuning, "install", lambda: monkeypatch.setattr(tuning, "_active", tuning.KernelTuning([]))
     )
     on_cuda: Any = SimpleNamespace(device=torch.device("cuda"), dtype=torch.bfloat16)
-    monkeypatch.setattr(fla_backend, "unavailable_reason", lambda: "the package fla is not installed")
+    monkeypatch.setattr(packages, "unavailable_reason", lambda: "the package fla is not installed")
     with caplog.at_level(logging.WARNING, "evalsuite"):
         assert not dispatch.use_triton(on_cuda)
         assert not dispatch.use_triton(on_cuda)
     assert len(caplog.messages) == 1
     assert "torch on cuda (the package fla is not installed)" in caplog.messages[0]
-    monkeypatch.setattr(fla_backend, "unavailable_reason", lambda: "")
-    monkeypatch.setattr(fla_backend, "version", lambda: "flash-linear-attention 0.6.0")
+    monkeypatch.setattr(packages, "unavailable_reason", lambda: "")
+    monkeypatch.setattr(packages, "version", lambda: "flash-linear-attention 0.6.0")
     assert dispatch.use_triton(on_cuda)
     assert "kernels: triton (flash-linear-attention 0.6.0)" in dispatch.backend_messages()
     assert caplog.messages[1:] == ["kernels: triton (flash-linear-attention 0.6.0)"]

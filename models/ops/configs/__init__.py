@@ -1,1 +1,0 @@
-"""Launch configurations of Triton kernels: candidates, and files of those that were measured."""

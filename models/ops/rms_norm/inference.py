@@ -1,0 +1,128 @@
+"""RMSNorm without gradients, in one kernel: of a sum, of wide rows, of heads.
+
+The kernels of training keep what their backward pass needs, and choose a configuration at every launch.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from torch.nn import functional
+
+from evalsuite.models.ops.launch import keep_compiled
+from evalsuite.models.ops.numerics import next_power_of_2
+
+ELEMENTS = 2048
+"""Elements of one program."""
+NARROW = 256
+"""Width up to which rows are too narrow for torch's kernel, which takes one block of threads per row."""
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    if residual is not None:
+        return add_norm(x, residual, weight, eps)
+    if len(weight) <= NARROW:
+        return head_norms([x], weight, eps)[0], x
+    return functional.rms_norm(x, weight.shape, weight.to(x.dtype), eps), x
+
+
+def l2_norm(*parts: Tensor) -> tuple[Tensor, ...]:
+    width = parts[0].shape[-1]
+    if len(parts) > 1 and any(part.shape[-1] != width for part in parts):
+        return tuple(normed for part in parts for normed in l2_norm(part))
+    if width <= NARROW:
+        return tuple(head_norms(parts, None, 1e-6 / width, width**-0.5))
+    return tuple(functional.rms_norm(x, (width,), eps=1e-6 / width) * width**-0.5 for x in parts)
+
+
+@keep_compiled
+@triton.jit(do_not_specialize=["rows"])
+def _add_norm_kernel(  # type: ignore[no-untyped-def]
+    x, residual, weight, normed, total, rows, eps,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, BLOCK)
+    index = row[:, None] * WIDTH + column[None, :]
+    mask = (row[:, None] < rows) & (column[None, :] < WIDTH)
+    value = tl.load(x + index, mask=mask, other=0.0).to(tl.float32)
+    value += tl.load(residual + index, mask=mask, other=0.0).to(tl.float32)
+    # The sum and the norm are rounded where separate operations round them.
+    rounded = value.to(total.dtype.element_ty)
+    tl.store(total + index, rounded, mask=mask)
+    value = rounded.to(tl.float32)
+    scale = 1 / tl.sqrt(tl.sum(value * value, 1) / WIDTH + eps)
+    out = (value * scale[:, None]).to(normed.dtype.element_ty).to(tl.float32)
+    out *= tl.load(weight + column, mask=column < WIDTH, other=0.0).to(tl.float32)[None, :]
+    tl.store(normed + index, out.to(normed.dtype.element_ty), mask=mask)
+
+
+def add_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """RMSNorm of x + residual, and the sum.
+
+    Args:
+        x, residual: [..., D], in one dtype; copied if they are not contiguous.
+        weight: gain [D].
+        eps: added to the mean square.
+
+    Returns:
+        The norm and the sum, both new.
+    """
+    x, residual = x.contiguous(), residual.contiguous()
+    width = x.shape[-1]
+    block = next_power_of_2(width)
+    rows, count = max(1, ELEMENTS // block), x.numel() // width
+    normed, total = torch.empty_like(x), torch.empty_like(x)
+    _add_norm_kernel[(-(-count // rows),)](
+        x, residual, weight, normed, total, count, eps, WIDTH=width, BLOCK=block, ROWS=rows, num_warps=4
+    )
+    return normed, total
+
+
+@keep_compiled
+@triton.jit(do_not_specialize=["rows0", "rows1"])
+def _head_norm_kernel(  # type: ignore[no-untyped-def]
+    x0, x1, weight, out0, out1, rows0, rows1, eps, gain,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, HAS_WEIGHT: tl.constexpr,
+):  # fmt: skip
+    x, out, rows = x0, out0, rows0
+    if tl.program_id(1) == 1:
+        x, out, rows = x1, out1, rows1
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    column = tl.arange(0, BLOCK)
+    index = row[:, None] * WIDTH + column[None, :]
+    mask = (row[:, None] < rows) & (column[None, :] < WIDTH)
+    value = tl.load(x + index, mask=mask, other=0.0).to(tl.float32)
+    scale = 1 / tl.sqrt(tl.sum(value * value, 1) / WIDTH + eps)
+    # Rounded before the gain, as in transformers.
+    normed = (value * scale[:, None]).to(out.dtype.element_ty).to(tl.float32)
+    if HAS_WEIGHT:
+        normed *= tl.load(weight + column, mask=column < WIDTH, other=0.0).to(tl.float32)[None, :]
+    else:
+        normed *= gain
+    tl.store(out + index, normed.to(out.dtype.element_ty), mask=mask)
+
+
+def head_norms(parts: Sequence[Tensor], weight: Tensor | None, eps: float, gain: float = 1.0) -> list[Tensor]:
+    """RMSNorm over the narrow last axis of one or two tensors in one launch, x / √(mean x² + eps) · weight.
+
+    Args:
+        parts: [..., D], of heads.
+        weight: [D]; None: `gain` instead.
+        eps: added to the mean square.
+        gain: factor if there is no weight.
+    """
+    parts = [x.contiguous() for x in parts]
+    first, last = parts[0], parts[-1]
+    width = first.shape[-1]
+    block = next_power_of_2(width)
+    rows = max(1, ELEMENTS // block)
+    counts = [x.numel() // width for x in parts]
+    outs = [torch.empty_like(x) for x in parts]
+    _head_norm_kernel[(-(-max(counts) // rows), len(parts))](
+        first, last, first if weight is None else weight, outs[0], outs[-1], counts[0], counts[-1], eps, gain,
+        WIDTH=width, BLOCK=block, ROWS=rows, HAS_WEIGHT=weight is not None, num_warps=4,
+    )  # fmt: skip
+    return outs

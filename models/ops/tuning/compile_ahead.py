@@ -1,0 +1,200 @@
+"""Compile the Triton kernels of a training step in parallel processes, before the step needs them.
+
+Triton compiles each kernel when it is first launched, one after the other: minutes for a training step. Here
+the step is run once with launches recorded instead of executed (`record_launches`), the recorded kernels are
+compiled in worker processes, and the step then finds them in Triton's cache on disk.
+"""
+
+import hashlib
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from evalsuite.foundation import progress
+from evalsuite.models.ops import tuning
+
+MAX_WORKERS = 32
+FEW = 8
+"""Kernels up to which starting workers, which import torch and fla, takes longer than compiling."""
+WORKER = (sys.executable, "-m", "evalsuite.models.ops.tuning.compile_worker")
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A kernel that is not compiled yet.
+
+    Args:
+        module, name: where its function is defined.
+        specialization: what triton's `JITFunction.preload` compiles from.
+        source: hash of its code and of what it calls.
+    """
+
+    module: str
+    name: str
+    specialization: str
+    source: str = ""
+
+    @property
+    def key(self) -> str:
+        """Identity of the compiled kernel on this machine."""
+        return hashlib.sha256(f"{self.source} {self.specialization}".encode()).hexdigest()
+
+
+@contextmanager
+def record_launches() -> Iterator[list[Launch]]:
+    """Within this context kernels that are not compiled yet are recorded instead of compiled and launched.
+
+    Their outputs stay uninitialized, so that all results of the context must be thrown away.
+    """
+    from triton import knobs
+
+    found: dict[tuple[str, str], Launch] = {}
+    launches: list[Launch] = []
+
+    def hook(*, fn: Any, compile: dict[str, Any], **_: Any) -> bool:
+        source = fn.jit_function.cache_key
+        launch = Launch(fn.module, fn.name, compile["specialization_data"], source)
+        if found.setdefault((launch.name, launch.specialization), launch) is launch:
+            launches.append(launch)
+        return True
+
+    active = tuning.active()
+    previous, knobs.runtime.jit_cache_hook = knobs.runtime.jit_cache_hook, hook
+    if active is not None:
+        active.recording = True
+    try:
+        yield launches
+    finally:
+        knobs.runtime.jit_cache_hook = previous
+        if active is not None:
+            active.recording = False
+
+
+def has_compiled() -> bool:
+    """Whether kernels were compiled ahead on this machine before."""
+    return _markers().is_dir()
+
+
+def not_compiled(launches: Sequence[Launch]) -> list[Launch]:
+    """The launches that no worker of this machine has compiled."""
+    return [launch for launch in launches if not (_markers() / launch.key).exists()]
+
+
+def _markers() -> Path:
+    """Folder of empty files, one per kernel compiled ahead, next to what Triton caches."""
+    home = Path(os.environ.get("TRITON_HOME") or Path.home())
+    return Path(os.environ.get("TRITON_CACHE_DIR") or home / ".triton" / "cache") / "evalsuite"
+
+
+def compile_in_threads(launches: Sequence[Launch], *, quiet: bool = False) -> None:
+    """Compile a few kernels in this process, showing progress, which is faster than starting workers."""
+    from evalsuite.models.ops.tuning.compile_worker import compile_kernel
+
+    markers = _markers()
+    markers.mkdir(parents=True, exist_ok=True)
+    with (
+        progress(total=len(launches), what="compiling kernels", unit="kernel", quiet=quiet) as bar,
+        ThreadPoolExecutor(max(1, len(launches))) as pool,
+    ):
+        futures = {pool.submit(compile_kernel, **asdict(launch)): launch for launch in launches}
+        for future in as_completed(futures):
+            launch = futures[future]
+            if not future.result():
+                (markers / launch.key).touch()
+            bar.set_postfix_str(launch.name, refresh=False)
+            bar.update(1)
+
+
+class CompileWorkers:
+    """Worker processes that compile kernels. They start at once, as importing torch and fla takes seconds.
+
+    They are plain subprocesses that read requests from a pipe, so that they end with their parent, however it
+    ends.
+
+    Args:
+        count: processes; default: one per core, shared among the processes of a host (`LOCAL_WORLD_SIZE`).
+        command: program that answers each line of its input, a request, by a line with the error or "".
+    """
+
+    def __init__(self, count: int | None = None, command: Sequence[str] = WORKER) -> None:
+        self._local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        self._local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        if count is None:
+            count = max(1, min(MAX_WORKERS, (os.cpu_count() or 1) // self._local_size))
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        self._processes = [
+            subprocess.Popen(
+                command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
+            for _ in range(count)
+        ]
+
+    def compile(self, launches: Sequence[Launch], *, quiet: bool = False) -> dict[str, str]:
+        """Compile, showing progress; with several processes on a host each takes its share.
+
+        Returns:
+            Kernel → error of those that did not compile here; a launch will raise it again.
+        """
+        # By key, as the processes may see different sets of kernels that are compiled already.
+        own = [each for each in launches if int(each.key, 16) % self._local_size == self._local_rank]
+        requests: queue.SimpleQueue[Launch] = queue.SimpleQueue()
+        for launch in own:
+            requests.put(launch)
+        answers: queue.SimpleQueue[tuple[Launch, str]] = queue.SimpleQueue()
+        for process in self._processes:
+            threading.Thread(target=_serve, args=(process, requests, answers), daemon=True).start()
+        failed = {}
+        markers = _markers()
+        markers.mkdir(parents=True, exist_ok=True)
+        with progress(total=len(own), what="compiling kernels", unit="kernel", quiet=quiet) as bar:
+            for _ in own:
+                launch, error = answers.get()
+                if error:
+                    failed[launch.name] = error
+                else:
+                    (markers / launch.key).touch()
+                bar.set_postfix_str(launch.name, refresh=False)
+                bar.update(1)
+        return failed
+
+    def close(self) -> None:
+        """End the processes, also those in the middle of a kernel."""
+        for process in self._processes:
+            process.kill()
+            process.wait()
+
+    def __enter__(self) -> "CompileWorkers":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+
+def _serve(
+    process: "subprocess.Popen[str]",
+    requests: "queue.SimpleQueue[Launch]",
+    answers: "queue.SimpleQueue[tuple[Launch, str]]",
+) -> None:
+    """Pass requests to one worker, and its answers back, until there are no more."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    while True:
+        try:
+            launch = requests.get_nowait()
+        except queue.Empty:
+            return
+        try:
+            print(json.dumps(asdict(launch)), file=process.stdin, flush=True)
+            answer = process.stdout.readline()
+        except (OSError, ValueError):
+            answer = ""
+        answers.put((launch, json.loads(answer) if answer else f"compile worker {process.pid} has ended"))

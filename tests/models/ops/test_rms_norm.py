@@ -1,0 +1,91 @@
+"""Norms: of rows and their gradients, of sums, of heads.
+
+Runs on a CUDA device, or on a CPU under Triton's interpreter (see test_interpreter.py).
+"""
+
+from functools import partial
+
+import pytest
+import torch
+
+from tests.models.ops.device import DEVICE, INTERPRETED, NEEDS_DEVICE, compare, draw
+
+pytestmark = [*NEEDS_DEVICE, pytest.mark.usefixtures("tuned")]
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16][: 2 if INTERPRETED else None]
+
+
+@pytest.mark.parametrize("width", [64, 576, 4096])
+def test_rms_norm_with_and_without_a_residual(width: int) -> None:
+    from evalsuite.models.ops.rms_norm import rms_norm as op
+    from evalsuite.models.ops.rms_norm.training import rms_norm
+
+    rows = 11 if INTERPRETED else 501
+    x, weight, residual = draw(3, rows, width), draw(width), draw(3, rows, width)
+    exact = partial(op.reference, eps=1e-5)
+    compare(lambda x, w: rms_norm(x, w, 1e-5), exact, x, weight)
+    compare(
+        lambda x, w, r: rms_norm(x, w, 1e-5, r), lambda x, w, r: exact(x, w, residual=r), x, weight, residual
+    )
+
+
+@pytest.mark.parametrize("width", [48, 72] + [576, 4096] * (not INTERPRETED))
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_norm_of_a_sum(width: int, dtype: torch.dtype) -> None:
+    from evalsuite.models.ops.rms_norm import rms_norm
+    from evalsuite.models.ops.rms_norm.inference import add_norm
+
+    torch.manual_seed(0)
+    # More rows than one program computes, and not a multiple of them; sums that rounding changes.
+    x, residual = (
+        torch.randn(2, 3, 43, width, device=DEVICE) * torch.tensor([8, 0.1]).view(2, 1, 1, 1).to(DEVICE)
+    ).to(dtype)
+    weight = torch.randn(width, device=DEVICE).to(dtype)
+    before = residual.clone()
+    normed, total = add_norm(x.transpose(0, 1), residual.transpose(0, 1), weight, 1e-5)
+    expected, sums = rms_norm.reference(x, weight, 1e-5, residual)
+    assert torch.equal(total.transpose(0, 1), sums)
+    tolerance = {torch.float32: 1e-5, torch.float16: 2**-9, torch.bfloat16: 2**-6}[dtype]
+    torch.testing.assert_close(normed.transpose(0, 1), expected, rtol=tolerance, atol=tolerance)
+    assert torch.equal(residual, before)
+
+
+@pytest.mark.parametrize(
+    ("width", "dtype", "weighted"),
+    [
+        (16, torch.float32, False),
+        (64, torch.float16, True),
+        (80, torch.float16, False),
+        (256, torch.float32, True),
+    ],
+)
+def test_norms_of_heads(width: int, dtype: torch.dtype, weighted: bool) -> None:
+    from evalsuite.models.ops.rms_norm.inference import head_norms
+
+    torch.manual_seed(0)
+    # More rows than one program computes, and not a multiple of them.
+    x = (torch.randn(3, 7, 5, width, device=DEVICE) * 3).to(dtype)
+    weight = torch.randn(width, device=DEVICE).to(dtype) if weighted else None
+    exact = x.double() * torch.rsqrt(x.double().square().mean(-1, keepdim=True) + 1e-6)
+    exact = exact * (0.125 if weight is None else weight.double())
+    found = head_norms([x], weight, 1e-6, 0.125)[0]
+    tolerance = 2**-9 if dtype == torch.float16 else 1e-5
+    torch.testing.assert_close(found.double(), exact, rtol=tolerance, atol=1e-6)
+    # Two of different sizes together, the smaller one in any place.
+    for parts in ((x, x[:1, :, 1:3]), (x[:, :1], x)):
+        alone = [head_norms([part], weight, 1e-6, 0.125)[0] for part in parts]
+        for mine, theirs in zip(head_norms(parts, weight, 1e-6, 0.125), alone, strict=True):
+            assert torch.equal(mine, theirs)
+
+
+def test_l2_norms_of_two_tensors_equal_each_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    from evalsuite.models.ops.rms_norm import inference, l2_norm
+
+    calls, right = [], inference.head_norms
+    monkeypatch.setattr(inference, "head_norms", lambda *given: calls.append(len(given[0])) or right(*given))
+    q, k, narrow = (torch.randn(2, 3, 2, width, device=DEVICE) for width in (8, 8, 6))
+    for other, launches in ((k, [2]), (narrow, [1, 1])):
+        calls.clear()
+        for mine, exact in zip(inference.l2_norm(q, other), l2_norm.reference(q, other), strict=True):
+            torch.testing.assert_close(mine, exact, rtol=1e-5, atol=1e-5)
+        assert calls == launches

@@ -1,0 +1,97 @@
+"""Worker processes that compile kernels, with stand-ins for the compiler."""
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from evalsuite.models.ops.tuning import compile_worker
+from evalsuite.models.ops.tuning.compile_ahead import (
+    CompileWorkers,
+    Launch,
+    compile_in_threads,
+    has_compiled,
+    not_compiled,
+)
+
+ECHO = """
+import json, sys
+for line in sys.stdin:
+    name = json.loads(line)["name"]
+    print(json.dumps("PTXASError: spilled" if name == "bad" else ""), flush=True)
+    if name == "deadly":
+        sys.exit(1)
+"""
+SLEEPER = """
+import sys, time
+sys.stdin.readline()
+time.sleep(600)
+"""
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+
+
+def command(program: str) -> Sequence[str]:
+    return sys.executable, "-c", program
+
+
+def launches(*names: str) -> list[Launch]:
+    return [Launch("module", name, "{}", source=name) for name in names]
+
+
+def test_every_kernel_is_compiled_and_failures_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with CompileWorkers(2, command(ECHO)) as workers:
+        assert not has_compiled()
+        wanted = launches("a", "bad", "c", "d")
+        assert workers.compile(wanted) == {"bad": "PTXASError: spilled"}
+        assert has_compiled()
+        assert [launch.name for launch in not_compiled([*wanted, *launches("e")])] == ["bad", "e"]
+        assert workers.compile(launches("e"), quiet=True) == {}
+
+
+def test_a_worker_that_ends_does_not_stop_the_others() -> None:
+    with CompileWorkers(1, command(ECHO)) as workers:
+        failed = workers.compile(launches("deadly", "a", "b"), quiet=True)
+    assert set(failed) == {"a", "b"}
+    assert "has ended" in failed["a"]
+
+
+def test_processes_of_one_host_share_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    wanted = launches(*map(str, range(10)))
+    left = []
+    for rank in ("0", "1"):
+        monkeypatch.setenv("LOCAL_RANK", rank)
+        with CompileWorkers(1, command(ECHO)) as workers:
+            assert workers.compile(wanted, quiet=True) == {}
+        left.append(len(not_compiled(wanted)))
+    assert 0 < left[0] < 10
+    assert left[1] == 0
+
+
+def test_closing_ends_a_worker_in_the_middle_of_a_kernel() -> None:
+    workers = CompileWorkers(1, command(SLEEPER))
+    started = time.monotonic()
+    workers.close()
+    assert time.monotonic() - started < 5
+    assert all(process.poll() is not None for process in workers._processes)
+
+
+def test_a_few_kernels_are_compiled_in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[str] = []
+
+    def compile_kernel(name: str, **_: str) -> str:
+        seen.append(name)
+        return "PTXASError: spilled" if name == "bad" else ""
+
+    monkeypatch.setattr(compile_worker, "compile_kernel", compile_kernel)
+    wanted = launches("a", "bad", "c")
+    compile_in_threads(wanted, quiet=True)
+    assert sorted(seen) == ["a", "bad", "c"]
+    assert [launch.name for launch in not_compiled(wanted)] == ["bad"]
+    compile_in_threads([])
