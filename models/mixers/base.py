@@ -6,7 +6,7 @@ Each mixer's own file defines its options, feature map, gates and write rule; th
       → feature map and gates (the mixer) → the recurrence → normaliser → output norm → output gate → o
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -49,6 +49,9 @@ from evalsuite.models.ops.rms_norm import l2_norm
 from evalsuite.models.ops.rotary import rotary
 from evalsuite.models.ops.swiglu import swiglu
 
+Convolve = Callable[[Sequence[Tensor]], tuple[Sequence[Tensor], Tensor]]
+"""Convolves tensors [B, T, Cᵢ] by a layer's convolutions; see `apply_short_convolutions`."""
+
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
@@ -58,7 +61,7 @@ class Prepared:
     skip: Tensor | None
     """Weight with which each token adds its own value to its output, [B, T, H] or [H]."""
     x: Tensor
-    """Input of projections and output gate [B, T, hidden]: the layer's, convolved with `short_conv_input`."""
+    """Input of projections and output gate [B, T, hidden]: the layer's, after `convolve_input`."""
     projected: tuple[Tensor, Tensor] | None
     """q and k [B, T, heads · K] before convolution and activation, if the layer has a window."""
     state: MixerState
@@ -133,9 +136,7 @@ class RecurrentMixer(Mixer, nn.Module):
 
     def _build_convolutions(self) -> None:
         options = self.options
-        if options.short_conv and options.short_conv_input:
-            self.conv1d = ShortConvolution(self.attention_shape.hidden_size, options.short_conv, "silu")
-        elif options.short_conv:
+        if options.short_conv:
             silu: list[Literal["silu"] | None] = [
                 "silu" if options.activation == "silu" else None,
                 "silu" if options.activation == "silu" and self.has_keys else None,
@@ -151,11 +152,7 @@ class RecurrentMixer(Mixer, nn.Module):
         """Whether the convolution activates v: only after q and k, as activated convolutions come first."""
         options = self.options
         first = options.activation == "silu" and self.has_keys
-        return first and options.v_activation == "silu" and self._convolves_projections
-
-    @property
-    def _convolves_projections(self) -> bool:
-        return bool(self.options.short_conv) and not self.options.short_conv_input
+        return first and options.v_activation == "silu" and self.convolves_projections
 
     def _build_parameters(self) -> None:
         """Add the parameters that only this mixer has."""
@@ -206,9 +203,17 @@ class RecurrentMixer(Mixer, nn.Module):
         return {name: value for name, value in across.items() if value}
 
     def _convolutions(self) -> tuple[ShortConvolution, ...]:
-        return (
-            (self.conv1d,) if self.options.short_conv_input else (self.q_conv1d, self.k_conv1d, self.v_conv1d)
-        )
+        return self.q_conv1d, self.k_conv1d, self.v_conv1d
+
+    @property
+    def convolves_projections(self) -> bool:
+        """Whether q, k and v are convolved."""
+        return self.options.short_conv > 0
+
+    def convolve_input(self, x: Tensor, convolve: Convolve) -> tuple[Tensor, MixerState]:
+        """Convolve the layer's input [B, T, hidden], if the mixer does: the input of all that follows, and
+        the new state of the convolution."""
+        return x, {}
 
     def joint_projections(self) -> list[nn.Module]:
         """Layers that read the same tensor in every forward pass, so that one product can compute them."""
@@ -251,12 +256,12 @@ class RecurrentMixer(Mixer, nn.Module):
         access: StateAccess = OWN,
     ) -> Prepared:
         """Compute everything before the recurrence; arguments as in `forward`, and `access` to `state`."""
-        new_state: MixerState = {}
-        past = None if state is None else state.get("convolution")
-        if self.options.short_conv_input:
-            (x,), new_state["convolution"] = apply_short_convolutions(
-                self._convolutions(), [x], past, token_mask, cu_seqlens, access
-            )
+
+        def convolve(parts: Sequence[Tensor]) -> tuple[Sequence[Tensor], Tensor]:
+            past = None if state is None else state.get("convolution")
+            return apply_short_convolutions(self._convolutions(), parts, past, token_mask, cu_seqlens, access)
+
+        x, new_state = self.convolve_input(x, convolve)
         q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         if hasattr(self, "q_norm") and self.attention_shape.qk_norm == "all_heads":
             q, k = self.q_norm(q), self.k_norm(k) if self.has_keys else k
@@ -264,10 +269,8 @@ class RecurrentMixer(Mixer, nn.Module):
             q = self.q_norm(self.split_heads(q)).flatten(2)
             k = self.k_norm(self.split_heads(k)).flatten(2) if self.has_keys else k
         projected = (q, k) if self.options.window else None
-        if self._convolves_projections:
-            (q, k, v), new_state["convolution"] = apply_short_convolutions(
-                self._convolutions(), [q, k, v], past, token_mask, cu_seqlens, access
-            )
+        if self.convolves_projections:
+            (q, k, v), new_state["convolution"] = convolve([q, k, v])
         elif self.options.activation == "silu":
             q, k = functional.silu(q), functional.silu(k) if self.has_keys else k
         if self.options.v_activation == "silu" and not self._v_activated_by_conv:
@@ -411,18 +414,20 @@ class RecurrentMixer(Mixer, nn.Module):
         Args:
             x: input of the output gate [B, T, hidden].
         """
-        has_norm, norm_first = self.options.output_norm != "none", self.options.norm_before_gate
-        if has_norm and norm_first:
-            mixed = self.o_norm(mixed)
-        mixed = mixed.flatten(2)
-        if self.options.output_gate == "silu":
-            mixed = swiglu(self.g_proj(x), mixed)
-        elif self.options.output_gate == "sigmoid":
-            mixed = mixed * torch.sigmoid(self.g_proj(x))
-        if has_norm and not norm_first:
-            mixed = self.o_norm(mixed.unflatten(-1, (-1, self.head_v_dim))).flatten(2)
-        out: Tensor = self.o_proj(mixed)
+        out: Tensor = self.o_proj(self.norm_and_gate(mixed, x))
         return out
+
+    def norm_and_gate(self, mixed: Tensor, x: Tensor) -> Tensor:
+        """Apply output norm and output gate: [B, T, H, V] → [B, T, H · V]."""
+        if self.options.output_norm != "none":
+            mixed = self.o_norm(mixed)
+        return self.apply_gate(mixed.flatten(2), x)
+
+    def apply_gate(self, mixed: Tensor, x: Tensor) -> Tensor:
+        """Apply the output gate to [B, T, H · V]."""
+        if self.options.output_gate == "silu":
+            return swiglu(self.g_proj(x), mixed)
+        return mixed * torch.sigmoid(self.g_proj(x)) if self.options.output_gate == "sigmoid" else mixed
 
     def attention_matrix(
         self,

@@ -40,6 +40,8 @@ class Mamba2Options(DecayOptions):
     qk_norm: Literal["l2", "none"] = "none"
     scale: Literal["one", "head_dim"] = "head_dim"
 
+    norm_before_gate: bool = True
+    """Whether the output norm comes before the output gate."""
     skip: Literal["learned", "none"] = "learned"
     """D: weight with which each token adds its own value, one number per head."""
 
@@ -72,6 +74,12 @@ class Mamba2(RecurrentMixer):
             k=inputs.k * step_size.to(inputs.k.dtype).unsqueeze(-1),
             log_decay=-step_size * upcast_fp32(self.A_log).exp(),
         )
+
+    def norm_and_gate(self, mixed: Tensor, x: Tensor) -> Tensor:
+        if self.options.norm_before_gate or self.options.output_norm == "none":
+            return super().norm_and_gate(mixed, x)
+        out: Tensor = self.o_norm(self.apply_gate(mixed.flatten(2), x).unflatten(-1, (-1, self.head_v_dim)))
+        return out.flatten(2)
 
     def skip(self, inputs: RecurrenceInputs) -> Tensor | None:
         return self.D if self.options.skip == "learned" else None

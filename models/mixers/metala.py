@@ -9,8 +9,11 @@ import torch
 from torch import Tensor, nn
 from transformers import initialization as init
 
+from evalsuite.foundation import ConfigError
+from evalsuite.models.mixers.base import Convolve
+from evalsuite.models.mixers.convolution import ShortConvolution
 from evalsuite.models.mixers.hgrn2 import HGRN2, HGRN2Options
-from evalsuite.models.mixers.interface import MIXERS
+from evalsuite.models.mixers.interface import MIXERS, MixerState
 from evalsuite.models.mixers.options import MixerOptions
 from evalsuite.models.ops.recurrence import RecurrenceInputs
 
@@ -29,6 +32,13 @@ class MetaLAOptions(HGRN2Options):
         },
     }
     decay_temperature: float = 16.0
+    short_conv_input: bool = False
+    """Convolve the layer's input, followed by SiLU, instead of q, k and v."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.short_conv_input and not self.short_conv:
+            raise ConfigError("short_conv_input = True needs a kernel size; set short_conv to 1 or more")
 
 
 @MIXERS.register("metala")
@@ -37,6 +47,7 @@ class MetaLA(HGRN2):
 
     display_name = "MetaLA"
     Options: ClassVar[type[MixerOptions]] = MetaLAOptions
+    options: MetaLAOptions
 
     def _build_parameters(self) -> None:
         super()._build_parameters()
@@ -45,6 +56,26 @@ class MetaLA(HGRN2):
     def reset_parameters(self) -> None:
         super().reset_parameters()
         init.zeros_(self.augment)
+
+    @property
+    def convolves_projections(self) -> bool:
+        return super().convolves_projections and not self.options.short_conv_input
+
+    def _build_convolutions(self) -> None:
+        if not self.options.short_conv_input:
+            super()._build_convolutions()
+            return
+        width = self.attention_shape.hidden_size
+        self.conv1d = ShortConvolution(width, self.options.short_conv, "silu")
+
+    def _convolutions(self) -> tuple[ShortConvolution, ...]:
+        return (self.conv1d,) if self.options.short_conv_input else super()._convolutions()
+
+    def convolve_input(self, x: Tensor, convolve: Convolve) -> tuple[Tensor, MixerState]:
+        if not self.options.short_conv_input:
+            return x, {}
+        (x,), state = convolve([x])
+        return x, {"convolution": state}
 
     def skip(self, inputs: RecurrenceInputs) -> Tensor | None:
         return torch.sigmoid((inputs.q * self.augment.to(inputs.q.dtype) * inputs.k).sum(-1))

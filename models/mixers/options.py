@@ -43,8 +43,6 @@ class MixerOptions:
     """Apply the teacher's rotary position embedding to q and k."""
     short_conv: int = 4
     """Kernel size of the depthwise convolutions of q, k and v; 0 for none. Initialised to the identity."""
-    short_conv_input: bool = False
-    """Convolve the layer's input, followed by SiLU, instead of q, k and v."""
     activation: Literal["silu", "none"] = "silu"
     """Activation of q and k after the convolution."""
     v_activation: Literal["silu", "none"] = "none"
@@ -63,15 +61,11 @@ class MixerOptions:
     output_norm: Literal["none", "rms", "layer", "group", "rms_all_heads"] = "none"
     """Norm of the output: RMS norm of each head with one weight for all heads (fla), layer norm of each head
     with a weight per head (xLSTM) or without weight (MetaLA), or one RMS norm over all heads (HGRN2)."""
-    norm_before_gate: bool = True
-    """Whether the output norm comes before the output gate (Mamba-2 has it after)."""
     window: int = 0
     """Add softmax attention over this many latest tokens, the query's own included; 0 for none. See
     `window_branch`."""
     window_sinks: int = 0
     """Number of first tokens that the window's queries attend to as well."""
-    window_weight: float = 0.5
-    """Share of the window's attention in the output; the recurrence has the rest."""
 
     def __post_init__(self) -> None:
         for name, least in self.least.items():
@@ -82,10 +76,6 @@ class MixerOptions:
                 raise ConfigError(f"{name} = {getattr(self, name)}: must be above 0 and at most 16")
         if self.window_sinks and not self.window:
             raise ConfigError(f"window_sinks = {self.window_sinks}: needs a window; set window to 1 or more")
-        if not 0 < self.window_weight < 1:
-            raise ConfigError(f"window_weight = {self.window_weight}: must be above 0 and below 1")
-        if self.short_conv_input and not self.short_conv:
-            raise ConfigError("short_conv_input = True needs a kernel size; set short_conv to 1 or more")
 
 
 ADDITIVE_NATIVE: dict[str, Any] = {

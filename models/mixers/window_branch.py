@@ -1,9 +1,9 @@
 """Softmax attention over the latest tokens inside a recurrent layer, an intra-layer hybrid.
 
-    o_t = (1 − w) · recurrence(q, k, v)_t + w · attention(q, k, v over the window and the sinks)_t
+    o_t = ½ · recurrence(q, k, v)_t + ½ · attention(q, k, v over the window and the sinks)_t
 
 before output norm, gate and projection. This is Liger attention (arXiv 2503.01496v2, Eqs. 9 and 10), where
-both weights are ½ and the window has 64 tokens. Its recurrence has a softmax feature map and gates pooled
+the window has 64 tokens. Its recurrence has a softmax feature map and gates pooled
 from the keys (Eqs. 6 and 7, Table 1); here it is the mixer's own. Both branches share projections and
 values; the attention's queries and keys are the teacher's: normalised and rotated as there, before the
 recurrence's convolutions, activations and feature maps.
@@ -24,6 +24,9 @@ from evalsuite.models.mixers.layers import repeat_heads
 from evalsuite.models.mixers.window_state import attend_with_state, state_shapes
 from evalsuite.models.ops.rotary import rotary
 
+SHARE = 0.5
+"""Of the attention in the output."""
+
 
 @dataclass(frozen=True)
 class WindowBranch:
@@ -31,8 +34,6 @@ class WindowBranch:
 
     shape: AttentionShape
     span: AttentionSpan
-    weight: float
-    """Share of the attention in the output."""
     num_heads: int
     head_k_dim: int
     head_v_dim: int
@@ -45,10 +46,7 @@ class WindowBranch:
                 f"layer {mixer.layer_idx}: {mixer.name} has no keys that a window could attend to; "
                 "set window: 0"
             )
-        weight = mixer.options.window_weight
-        return cls(
-            mixer.attention_shape, mixer.span, weight, mixer.num_heads, mixer.head_k_dim, mixer.head_v_dim
-        )
+        return cls(mixer.attention_shape, mixer.span, mixer.num_heads, mixer.head_k_dim, mixer.head_v_dim)
 
     @property
     def scale(self) -> float:
@@ -71,7 +69,7 @@ class WindowBranch:
         """Add the attention's share to the output `mixed` [B, T, H, V] of the recurrence; see `attend`."""
         assert projected is not None
         near, state = self.attend(*self.heads(*projected, position_embeddings), values, **where)
-        return torch.lerp(mixed, near.to(mixed.dtype), self.weight), state
+        return torch.lerp(mixed, near.to(mixed.dtype), SHARE), state
 
     def mix_matrix(
         self,
@@ -83,7 +81,7 @@ class WindowBranch:
         """The same for the recurrence's matrix [B, H, T, T]."""
         assert projected is not None
         near = self.matrix(*self.heads(*projected, position_embeddings), token_mask)
-        return torch.lerp(weights, near.to(weights.dtype), self.weight)
+        return torch.lerp(weights, near.to(weights.dtype), SHARE)
 
     def heads(
         self, q: Tensor, k: Tensor, position_embeddings: tuple[Tensor, Tensor] | None

@@ -27,7 +27,6 @@ NUMBERS: dict[str, tuple[float, ...]] = {
     "gate_rank": (-1, 3),
     "window": (1, 2, 5, 9),
     "window_sinks": (1, 3),
-    "window_weight": (0.1, 0.9),
     "sinks": (1, 2, 4),
     "min_decay": (0.3, 0.6),
     "max_decay": (0.95, 0.9999),

@@ -211,7 +211,6 @@ def test_a_window_that_cannot_be_is_refused() -> None:
     for name, options, message in (
         ("hgrn2", {"window": 4}, "hgrn2 has no keys that a window could attend to; set window: 0"),
         ("gla", {"window_sinks": 4}, "window_sinks = 4: needs a window"),
-        ("gla", {"window": 4, "window_weight": 1.0}, "window_weight = 1.0: must be above 0 and below 1"),
         ("gla", {"window": 4, "expand_k": 0.5}, "set window: 0"),
     ):
         with pytest.raises(ConfigError, match=message):

@@ -250,7 +250,11 @@ def test_a_preset_is_a_base_for_single_options() -> None:
             {"num_heads": 1},
             "the teacher's rotary embedding has 8 channels, .* 16; set rotary: false",
         ),
-        ("gla", {"short_conv_input": True, "short_conv": 0}, "short_conv_input = True needs a kernel size"),
+        (
+            "metala",
+            {"short_conv_input": True, "short_conv": 0},
+            "short_conv_input = True needs a kernel size",
+        ),
         ("kda", {"decay_group_size": 3}, "decay_group_size = 3: must divide the 8 channels"),
         ("gla", {"min_decay": 0.9, "max_decay": 0.5}, "need 0 < min_decay <= max_decay < 1"),
         ("retnet", {"max_decay": 0.99}, "no effect with decay_init = 'native'; set decay_init: range"),
