@@ -13,6 +13,8 @@ from evalsuite.models.checkpoints.safetensors_index import stored_tensors
 from evalsuite.models.decoder import StudentConfig
 from evalsuite.models.decoder.cost import ModelCost
 
+COUNTED = ("parameters", "layers", "cache", "compute")
+
 
 def describe(path: str | Path) -> str:
     """Text description of a checkpoint: architecture, parameters, mixers per layer, cache, lineage.
@@ -23,6 +25,7 @@ def describe(path: str | Path) -> str:
     info = describe_checkpoint(path)
     try:
         cost = ModelCost.of(info.config)
+        counted = _parameters(cost), _mixers_by_layer(cost), _cache(cost), _compute(cost)
     except Exception as error:
         # Architectures check few of their settings, and fail in any way.
         raise CheckpointError(
@@ -35,10 +38,7 @@ def describe(path: str | Path) -> str:
         f"  weights_id  {info.weights_id}",
         f"  model       {_architecture(info.config)}",
         f"  vocabulary  {cost.vocab_size:,} embeddings, {len(info.tokenizer):,} tokens",
-        f"  parameters  {_parameters(cost)}",
-        f"  layers      {_mixers_by_layer(cost)}",
-        f"  cache       {_cache(cost)}",
-        f"  compute     {_compute(cost)}",
+        *(f"  {name:<12}{text}" for name, text in zip(COUNTED, counted, strict=True)),
     ]
     return "\n".join(printable(line) for line in (*lines, *_lineage_lines(info)))
 

@@ -32,6 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from evalsuite.foundation import MissingDependencyError, write_json
 from evalsuite.models import build_student
 from evalsuite.models.checkpoints.load import Checkpoint, load_checkpoint
+from evalsuite.models.decoder.cost import ModelCost, format_flops
 from evalsuite.models.inference.in_process import InProcessEngine
 from evalsuite.models.inference.logprobs import TargetIndex
 from evalsuite.models.inference.requests import GenerateRequest, SamplingParams, ScoreRequest
@@ -105,6 +106,8 @@ class Timing:
     """Of our runs."""
     hflm_seconds: tuple[float, ...] = ()
     """Of HFLM's runs, on a part of the documents."""
+    tflops: float | None = None
+    """TFLOP/s of our best run, in which every token counts once; None for a foreign architecture."""
     profile: str = ""
     """Kernels and phases of our side."""
 
@@ -247,6 +250,7 @@ def compare(
     shared = part(workload, hflm_share, workload.new_tokens)
     other, other_seconds = _timed(lambda each: run_hflm(lm, each), shared, warm, runs)
     both = list(zip(mine, other, strict=False))
+    flops = workload_flops(checkpoint, encoder, workload)
     if workload.prompts:
         unit, amount = "tokens", len(workload.prompts) * workload.new_tokens
         share = len(shared.prompts) / len(workload.prompts)
@@ -266,8 +270,29 @@ def compare(
         deviation=deviation,
         seconds=tuple(my_seconds),
         hflm_seconds=tuple(other_seconds),
+        tflops=None if flops is None else flops / min(my_seconds) / 1e12,
         profile=profile,
     )
+
+
+def workload_flops(checkpoint: Checkpoint, encoder: Encoder, workload: Workload) -> float | None:
+    """FLOPs of the decoder for every token that is read, and of the head where one is predicted."""
+    cost = ModelCost.of(checkpoint.model.config)
+    if cost.is_foreign:
+        return None
+    if workload.prompts:
+        prompts = [len(request.prompt) for request in generate_requests(encoder, workload)]
+        lengths = [length + workload.new_tokens - 1 for length in prompts]
+        predicted = len(prompts) * workload.new_tokens
+    else:
+        requests = score_requests(encoder, workload)
+        ends = [[len(tokens) for tokens in request.continuations] for request in requests]
+        lengths = [
+            len(request.context) + sum(end) - len(end) for request, end in zip(requests, ends, strict=True)
+        ]
+        predicted = sum(map(sum, ends))
+    head = cost.forward_flops(1) - cost.forward_flops(1, head=False)
+    return predicted * head + sum(length * cost.forward_flops(length, head=False) for length in lengths)
 
 
 def _timed(
@@ -303,10 +328,12 @@ def part(workload: Workload, fraction: float, new_tokens: int = 16) -> Workload:
 
 def table(timings: Sequence[Timing]) -> str:
     """Text table of the timings."""
-    lines = [f"{'model':<26}{'workload':<12}{'ours/s':>12}{'HFLM/s':>12}{'ratio':>8}{'first':>8}  deviation"]
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
+    head = f"{'model':<26}{'workload':<12}{'ours/s':>12}{'HFLM/s':>12}{'ratio':>8}{'first':>8}"
+    lines = [f"{head}  deviation  compute"]
     lines += [
         f"{t.model:<26}{t.workload:<12}{t.ours:>12,.0f}{t.hflm:>12,.0f}{t.ratio:>7.1f}×{t.first_ratio:>7.1f}×"
-        f"  {t.deviation:.2g}"
+        f"  {t.deviation:<11.2g}{'–' if t.tflops is None else format_flops(1e12 * t.tflops, device)}"
         for t in timings
     ]
     lines += [f"{t.model}, {t.workload}: {t.profile}" for t in timings if t.profile]
