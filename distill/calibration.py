@@ -6,10 +6,10 @@ from typing import Any
 import torch
 
 from evalsuite.distill.data.loader import DataSources, StageDataLoader
-from evalsuite.distill.objectives.forward import teacher_hidden_states
-from evalsuite.distill.objectives.layer_activations import LayerActivations, each_layer
+from evalsuite.distill.objectives.forward import hidden_states
 from evalsuite.distill.recipe import CALIBRATED, Recipe
 from evalsuite.distill.types import CausalLM, MicroBatch
+from evalsuite.models.decoder.block import LayerActivations
 from evalsuite.models.mixers.taylor_calibration import TeacherAttention, calibrate
 
 
@@ -42,9 +42,12 @@ def calibrate_students(
     }
 
     def set_values(layer: int, activations: LayerActivations) -> None:
+        if layer not in layers:
+            return
         attention = teacher.model.layers[layer].self_attn
         values = attention.v_proj(activations.input).unflatten(-1, (-1, attention.head_dim))
         values = values.repeat_interleave(attention.num_key_value_groups, 2)
+        assert activations.attention is not None
         context = torch.einsum("bhts,bshd->bthd", activations.attention.to(values.dtype), values)
         cos, sin = activations.position_embeddings
         record = TeacherAttention(
@@ -59,8 +62,8 @@ def calibrate_students(
 
     ids = calibration_sequences(recipe, tokenizer).to(next(teacher.parameters()).device)
     teacher.set_attn_implementation("eager")
-    with torch.no_grad(), each_layer(teacher, layers, set_values):
-        teacher_hidden_states(teacher, MicroBatch(ids, ids))
+    with torch.no_grad():
+        hidden_states(teacher, MicroBatch(ids, ids), observe=set_values)
 
 
 def calibration_sequences(recipe: Recipe, tokenizer: Any) -> torch.Tensor:

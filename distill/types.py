@@ -2,12 +2,10 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-
-Result = TypeVar("Result")
 
 
 class CausalLM(Protocol):
@@ -143,25 +141,3 @@ class StepLosses(Protocol):
             This process' share of the losses [students, columns]; their sum over processes is the loss. And
             factors on this process' gradients [layers]; None if they are 1.
         """
-
-
-class StudentWithLoss(nn.Module):
-    """A student together with its loss: one forward pass, for which a sharded student is gathered."""
-
-    def __init__(self, student: CausalLM) -> None:
-        super().__init__()
-        self.student: Any = student
-
-    def forward(self, function: Callable[[CausalLM], Result]) -> Result:
-        """Apply a function to the student, such as a loss that returns its columns (see `Stage.columns`)."""
-        result: Result = call_within(self.student, function, self.student)
-        return result
-
-
-def call_within(module: Any, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call `function(*arguments)`, which uses parameters of `module` without calling the module.
-
-    A sharded module (see `training.fsdp`) has the method `within`, which gathers the parameters first.
-    """
-    within = getattr(module, "within", None)
-    return function(*arguments) if within is None else within(function, *arguments)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from evalsuite.distill.objectives.kl_and_cross_entropy import DistillLossConfig
     from evalsuite.distill.objectives.output_losses import LossTokens
-    from evalsuite.distill.types import CausalLM, StepLosses, StudentWithLoss
+    from evalsuite.distill.types import CausalLM, StepLosses
     from evalsuite.models.decoder.cost import ModelCost
 
 LOGITS_BYTES = 4 * 2**29
@@ -78,7 +78,7 @@ class EndToEndStage(Stage):
         return min(students, CONCURRENT_STUDENTS) if self.micro_batch_tokens <= CONCURRENT_TOKENS else 1
 
     def start(
-        self, teacher: "CausalLM | None", students: "Sequence[StudentWithLoss]", device: "torch.device"
+        self, teacher: "CausalLM | None", students: "Sequence[CausalLM]", device: "torch.device"
     ) -> "StepLosses":
         from evalsuite.distill.objectives.output_losses import OutputLosses
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from evalsuite.distill.objectives.forward import apply_soft_cap
+from evalsuite.models.decoder.head import soft_capped
 from evalsuite.models.ops.distill_loss import row_losses
 
 DEFAULT_CHUNK_BYTES = 1 << 29
@@ -99,12 +99,12 @@ class _FusedLinearDistillation(torch.autograd.Function):
             for start in range(0, hidden.shape[0], chunk_size):
                 chunk = slice(start, start + chunk_size)
                 states = hidden[chunk].to(compute)
-                logits = apply_soft_cap(states @ head.T, soft_cap)
+                logits = soft_capped(states @ head.T, soft_cap)
                 # d cap · tanh(z / cap) / dz; the loss overwrites the logits.
                 slope = None if soft_cap is None else 1 - (logits / soft_cap).square()
                 teacher_logits = None
                 if teacher_head is not None and teacher_hidden is not None:
-                    teacher_logits = apply_soft_cap(
+                    teacher_logits = soft_capped(
                         teacher_hidden[chunk].to(compute) @ teacher_head.T, teacher_soft_cap
                     )
                 chunk_ce, chunk_kl, gradient = _loss_and_gradient(

@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from evalsuite.distill.objectives.cuda_streams import SideStreams
-from evalsuite.distill.objectives.forward import teacher_hidden_states
-from evalsuite.distill.objectives.layer_activations import LayerActivations, each_layer
+from evalsuite.distill.objectives.forward import hidden_states
 from evalsuite.distill.types import CausalLM, MicroBatch, softmax_layer_indices
+from evalsuite.models.decoder.block import Block, LayerActivations
 
 
 class LayerObjective(Protocol):
@@ -27,7 +27,7 @@ class LayerObjective(Protocol):
     def target(self, activations: LayerActivations, batch: MicroBatch) -> Tensor: ...
 
     def distance(
-        self, layer: nn.Module, activations: LayerActivations, target: Tensor, batch: MicroBatch
+        self, layer: Block, activations: LayerActivations, target: Tensor, batch: MicroBatch
     ) -> Tensor: ...
 
 
@@ -65,6 +65,8 @@ class LayerLosses:
         streams = SideStreams(len(self._students), batch.input_ids.device)
 
         def compare(layer: int, activations: LayerActivations) -> None:
+            if not any(layer in replaced for replaced in self._replaced):
+                return
             target = stage.target(activations, batch)
             divisor: Any = num_loss_tokens
             if stage.target_norm is not None:
@@ -79,8 +81,8 @@ class LayerLosses:
                     loss.backward()
                     self._losses[number, layer] += loss.detach()
 
-        with torch.no_grad(), each_layer(self._teacher, set.union(*self._replaced), compare):
-            teacher_hidden_states(self._teacher, batch)
+        with torch.no_grad():
+            hidden_states(self._teacher, batch, observe=compare)
         streams.join()
 
     def _add_norm(self, layer: int, norm: Tensor) -> Tensor:

@@ -13,10 +13,10 @@ from evalsuite.foundation.strict import Strict
 
 if TYPE_CHECKING:
     import torch
-    from torch import Tensor, nn
+    from torch import Tensor
 
-    from evalsuite.distill.objectives.layer_activations import LayerActivations
-    from evalsuite.distill.types import CausalLM, MicroBatch, StepLosses, StudentWithLoss
+    from evalsuite.distill.types import CausalLM, MicroBatch, StepLosses
+    from evalsuite.models.decoder.block import Block, LayerActivations
     from evalsuite.models.decoder.cost import ModelCost
 
 MATRIX_COPIES = 8
@@ -45,7 +45,7 @@ class LayerwiseStage(Stage):
 
     @abstractmethod
     def distance(
-        self, layer: "nn.Module", activations: "LayerActivations", target: "Tensor", batch: "MicroBatch"
+        self, layer: "Block", activations: "LayerActivations", target: "Tensor", batch: "MicroBatch"
     ) -> "Tensor":
         """Distance of a student's layer from the target, summed over the loss tokens; differentiable."""
 
@@ -63,12 +63,12 @@ class LayerwiseStage(Stage):
         return self.micro_batch_tokens * student.layer_activation_bytes(width)
 
     def start(
-        self, teacher: "CausalLM | None", students: "Sequence[StudentWithLoss]", device: "torch.device"
+        self, teacher: "CausalLM | None", students: "Sequence[CausalLM]", device: "torch.device"
     ) -> "StepLosses":
         from evalsuite.distill.objectives.layer_losses import LayerLosses
 
         assert teacher is not None
-        return LayerLosses(self, teacher, [each.student for each in students], device)
+        return LayerLosses(self, teacher, students, device)
 
     @property
     def trainable_sets(self) -> tuple[str, ...]:
@@ -135,16 +135,17 @@ class HiddenDistanceStage(LayerwiseStage):
         return batch.weigh(states, squared=self.squared)
 
     def distance(
-        self, layer: "nn.Module", activations: "LayerActivations", target: "Tensor", batch: "MicroBatch"
+        self, layer: "Block", activations: "LayerActivations", target: "Tensor", batch: "MicroBatch"
     ) -> "Tensor":
         """Sum of the (squared) L2 distances."""
         from evalsuite.distill.objectives.hidden_states import l2_distance
-        from evalsuite.distill.objectives.layer_activations import run_block, run_mixer
 
         if self.compares_blocks:
-            output = run_block(layer, activations, batch, own_input_norm=self.trainable_set == "block")
+            # The block's own norm before the mixer has gradients if whole blocks train.
+            normed = None if self.trainable_set == "block" else activations.input
+            output = layer(activations.block_input, activations.context, normed=normed)
         else:
-            output = run_mixer(layer, activations.input, activations, batch)
+            output, _ = layer.mix(activations.input, activations.context)
         return l2_distance(batch.weigh(output, squared=self.squared), target, squared=self.squared)
 
     def layer_flops(self, student: "ModelCost", layer: int) -> float:
@@ -206,7 +207,7 @@ class MatrixMixing(LayerwiseStage):
         return activations.attention
 
     def distance(
-        self, layer: "nn.Module", activations: "LayerActivations", target: "Tensor", batch: "MicroBatch"
+        self, layer: "Block", activations: "LayerActivations", target: "Tensor", batch: "MicroBatch"
     ) -> "Tensor":
         """Distance of the matrices, as often as the batch has tokens.
 
@@ -216,8 +217,7 @@ class MatrixMixing(LayerwiseStage):
         """
         from evalsuite.distill.objectives.hidden_states import matrix_mixing
 
-        mixer: nn.Module = layer.self_attn  # type: ignore[assignment]
-        matrix, _ = mixer.attention_matrix(activations.input, activations.position_embeddings)  # type: ignore[operator]
+        matrix, _ = layer.self_attn.attention_matrix(activations.input, activations.position_embeddings)
         if matrix.shape[1] != target.shape[1]:
             matrix, target = matrix.mean(1, keepdim=True), target.mean(1, keepdim=True)
         if batch.loss_weights is not None:

@@ -8,14 +8,10 @@ import torch
 from torch import Tensor
 
 from evalsuite.distill.objectives.cuda_streams import SideStreams
-from evalsuite.distill.objectives.forward import (
-    LanguageModelHead,
-    hidden_states,
-    lm_head,
-    teacher_hidden_states,
-)
+from evalsuite.distill.objectives.forward import hidden_states, read_out
 from evalsuite.distill.objectives.kl_and_cross_entropy import DistillLossConfig, fused_linear_distillation
-from evalsuite.distill.types import CausalLM, MicroBatch, StudentWithLoss
+from evalsuite.distill.types import CausalLM, MicroBatch
+from evalsuite.models.decoder.head import LanguageModelHead
 
 TEACHER_STREAM = 0
 
@@ -73,7 +69,7 @@ class OutputLosses:
         self,
         stage: OutputObjective,
         teacher: CausalLM | None,
-        students: Sequence[StudentWithLoss],
+        students: Sequence[CausalLM],
         device: torch.device,
     ) -> None:
         self._stage, self._students = stage, students
@@ -91,25 +87,25 @@ class OutputLosses:
         streams = SideStreams(1 + concurrent, batch.input_ids.device)
         if self._teacher is not None:
             with torch.no_grad(), streams.fork(TEACHER_STREAM):
-                teacher_hidden = batch.select(teacher_hidden_states(self._teacher, batch))
-                teacher_head = lm_head(self._teacher)
+                teacher_hidden = batch.select(hidden_states(self._teacher, batch))
+                teacher_head = LanguageModelHead.of(self._teacher)
         labels = batch.select(batch.labels)
         if batch.loss_weights is None:
             weights = torch.full(labels.shape, 1 / num_loss_tokens, device=labels.device)
         else:
             weights = batch.select(batch.loss_weights) / num_loss_tokens
 
-        def loss(student: CausalLM) -> Sequence[Tensor]:
-            hidden = batch.select(hidden_states(student, batch))
+        def loss(hidden: Tensor, head: LanguageModelHead) -> Sequence[Tensor]:
+            selected = batch.select(hidden)
             streams.wait(TEACHER_STREAM)
             return self._stage.loss_columns(
-                LossTokens(hidden, lm_head(student), labels, weights, teacher_hidden, teacher_head)
+                LossTokens(selected, head, labels, weights, teacher_hidden, teacher_head)
             )
 
         rows = []
         for number, student in enumerate(self._students):
             with streams.fork(1 + number % concurrent):
-                columns = student(loss)
+                columns = read_out(student, batch, loss)
                 columns[0].backward()
                 rows.append(torch.stack([column.detach() for column in columns]))
         streams.join()

@@ -26,7 +26,7 @@ from evalsuite.foundation.strict import StrictUnion
 if TYPE_CHECKING:
     import torch
 
-    from evalsuite.distill.types import CausalLM, StepLosses, StudentWithLoss
+    from evalsuite.distill.types import CausalLM, StepLosses
     from evalsuite.models.decoder.cost import ModelCost
 
 
@@ -94,7 +94,7 @@ class Stage(StrictUnion):
 
     @abstractmethod
     def start(
-        self, teacher: "CausalLM | None", students: "Sequence[StudentWithLoss]", device: "torch.device"
+        self, teacher: "CausalLM | None", students: "Sequence[CausalLM]", device: "torch.device"
     ) -> "StepLosses":
         """Prepare the losses of a stage's steps.
 

@@ -30,7 +30,7 @@ from evalsuite.foundation import (
     write_jsonl,
 )
 from evalsuite.models import StudentForCausalLM, describe_checkpoint, load_checkpoint
-from evalsuite.models.decoder.config import ARCHITECTURES
+from evalsuite.models.decoder.families import FAMILIES
 
 SCHEMA = 2
 
@@ -126,10 +126,10 @@ class SelectionContext:
         self.device = self.process_group.device
         self.info = describe_checkpoint(recipe.teacher)
         kind = self.info.config.model_type
-        if kind not in ARCHITECTURES:
+        if kind not in FAMILIES:
             raise ConfigError(
                 f"teacher '{recipe.teacher}' is of type '{kind}': its layers cannot be replaced one by "
-                f"one; supported types: {', '.join(ARCHITECTURES)}"
+                f"one; supported types: {', '.join(FAMILIES)}"
             )
         self.layers = int(self.info.config.num_hidden_layers)
 
@@ -233,8 +233,6 @@ class SelectionContext:
         Raises:
             CheckpointError: the given checkpoint is not an all-linear student of this teacher.
         """
-        from evalsuite.models.ops.apply import apply_fused_kernels
-
         found = load_checkpoint(self.all_linear_path, dtype="float32")
         if softmax_layer_indices(found.model) or len(found.model.model.layers) != self.layers:
             raise CheckpointError(
@@ -245,7 +243,6 @@ class SelectionContext:
             raise CheckpointError(
                 f"{found.path} is a student of another teacher (weights {made_from}, not {self.teacher_id})"
             )
-        apply_fused_kernels(found.model)
         return self.prepare(found.model)
 
     @property

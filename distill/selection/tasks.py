@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evalsuite.distill.objectives.forward import hidden_states, lm_head
+from evalsuite.distill.objectives.forward import hidden_states
 from evalsuite.distill.types import MicroBatch
 from evalsuite.foundation import ConfigError
+from evalsuite.models.decoder.head import LanguageModelHead
 from evalsuite.tasks.synthetic.pocket import lexicon
 
 NUM_SOLVED = 2
@@ -227,7 +228,7 @@ class QuestionSet:
             hidden = hidden_states(model, MicroBatch(batch.inputs, batch.inputs)).flatten(0, 1)[
                 batch.positions
             ]
-            logits = lm_head(model).logits(hidden).float()
+            logits = LanguageModelHead.of(model).logits(hidden).float()
             scores = logits.log_softmax(-1).gather(-1, batch.targets[:, None])[:, 0].double()
             correct = logits.argmax(-1) == batch.targets
             count = len(batch.indices)

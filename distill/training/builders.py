@@ -376,7 +376,10 @@ def load_architecture_tokenizer(architecture: ArchitectureConfig) -> Any:
 def _random_model(architecture: ArchitectureConfig, vocab_size: int, tokenizer: Any) -> Any:
     from transformers import LlamaForCausalLM
 
-    return LlamaForCausalLM(architecture_config(architecture, vocab_size, tokenizer))
+    from evalsuite.models.decoder import StudentForCausalLM
+
+    config = architecture_config(architecture, vocab_size, tokenizer)
+    return StudentForCausalLM.of_teacher(LlamaForCausalLM(config))
 
 
 def architecture_config(architecture: ArchitectureConfig, vocab_size: int, tokenizer: Any) -> Any:

@@ -72,10 +72,9 @@ def shard(weights: Weights, device: torch.device, dtype: torch.dtype, trained: C
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
     _fill(model, local)
-    for module in (*model.model.layers, model):
-        # See `call_within`, which objectives use where they do not call the module itself.
-        module.within = MethodType(_within, module)
-        register_fsdp_forward_method(module, "within")
+    # For objectives on a foreign model, whose decoder runs without its head.
+    model.within = MethodType(_within, model)
+    register_fsdp_forward_method(model, "within")
     for buffer_name, buffer in list(model.named_buffers()):
         owner, _, leaf = buffer_name.rpartition(".")
         model.get_submodule(owner)._buffers[leaf] = buffer.to(device)

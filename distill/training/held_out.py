@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, closing, nullcontext
+from functools import partial
 from math import exp, inf
 from typing import Any, TypeVar
 
@@ -13,12 +14,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from evalsuite.distill.data.loader import DataSources, StageDataLoader
-from evalsuite.distill.objectives.forward import hidden_states, lm_head
+from evalsuite.distill.objectives.forward import hidden_states, read_out
 from evalsuite.distill.objectives.kl_and_cross_entropy import (
     DistillLossConfig,
     fused_linear_distillation,
 )
-from evalsuite.distill.objectives.layer_activations import LayerActivations, add_mixed, each_layer
 from evalsuite.distill.recipe import Recipe
 from evalsuite.distill.recipe.config import ValidationConfig
 from evalsuite.distill.recipe.data_sources import Subset
@@ -28,6 +28,8 @@ from evalsuite.distill.training.interface import Callback, Step, TrainingClock
 from evalsuite.distill.training.train_step import StudentTrainState
 from evalsuite.distill.types import MicroBatch
 from evalsuite.foundation import ConfigError, DataError
+from evalsuite.models.decoder.block import LayerActivations
+from evalsuite.models.decoder.head import LanguageModelHead
 
 K = TypeVar("K", bound=Hashable)
 
@@ -203,23 +205,33 @@ class HeldOut:
         loss_config = DistillLossConfig(ce=1.0, kl=float(kl), temperature=self.temperature)
         sums = torch.zeros(2, dtype=torch.float64)
         for batch, targets in zip(self.batches, self._targets, strict=True):
-            labels = batch.select(batch.labels)
-            head, teacher_head = lm_head(model), lm_head(self.teacher) if kl else None
-            _, ce, divergence = fused_linear_distillation(
-                batch.select(hidden_states(model, batch)),
-                head.weight,
-                token_weights=torch.ones(labels.shape, device=labels.device),
-                config=loss_config,
-                chunk_size=max(1, MAX_LOGITS // head.weight.shape[0]),
-                labels=labels,
-                teacher_hidden=targets if kl else None,
-                teacher_weight=None if teacher_head is None else teacher_head.weight,
-                soft_cap=head.soft_cap,
-                teacher_soft_cap=None if teacher_head is None else teacher_head.soft_cap,
-            )
-            sums += torch.stack([ce, divergence]).double().cpu()
+            loss = partial(self._loss, batch, targets if kl else None, loss_config)
+            sums += torch.stack(read_out(model, batch, loss)[1:]).double().cpu()
         mean_ce, mean_kl = (sums / self.num_tokens).tolist()
         return mean_ce, mean_kl
+
+    def _loss(
+        self,
+        batch: MicroBatch,
+        targets: Tensor | None,
+        config: DistillLossConfig,
+        hidden: Tensor,
+        head: LanguageModelHead,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        labels = batch.select(batch.labels)
+        teacher_head = None if targets is None else LanguageModelHead.of(self.teacher)
+        return fused_linear_distillation(
+            batch.select(hidden),
+            head.weight,
+            token_weights=torch.ones(labels.shape, device=labels.device),
+            config=config,
+            chunk_size=max(1, MAX_LOGITS // head.weight.shape[0]),
+            labels=labels,
+            teacher_hidden=targets,
+            teacher_weight=None if teacher_head is None else teacher_head.weight,
+            soft_cap=head.soft_cap,
+            teacher_soft_cap=None if teacher_head is None else teacher_head.soft_cap,
+        )
 
     def kl(self, student: Any) -> float:
         """Held-out KL(teacher ‖ student), nats per token: −I(ℓ) of Eq. 6."""
@@ -272,16 +284,13 @@ def perplexity(ce: float) -> float:
 
 def residual_streams(model: Any, batch: MicroBatch) -> list[Tensor]:
     """U of every layer: the residual stream after the mixer."""
-    found: dict[int, Tensor] = {}
+    found: list[Tensor] = []
 
     def record(layer: int, activations: LayerActivations) -> None:
-        block = model.model.layers[layer]
-        found[layer] = add_mixed(block, activations.block_input, activations.output)
+        found.append(activations.residual)
 
-    layers = range(len(model.model.layers))
-    with each_layer(model, set(layers), record):
-        hidden_states(model, batch)
-    return [found[layer] for layer in layers]
+    hidden_states(model, batch, observe=record)
+    return found
 
 
 class Validation(Callback):
@@ -327,6 +336,6 @@ class Validation(Callback):
     def _measure(self, held_out: HeldOut, train_state: StudentTrainState) -> dict[str, float]:
         with_kl = held_out.teacher is not None
         with torch.no_grad():
-            ce, kl = train_state.student_with_loss(lambda student: held_out.losses(student, kl=with_kl))
+            ce, kl = held_out.losses(train_state.model, kl=with_kl)
         found = {"validation_ppl": perplexity(ce)}
         return found | {"validation_kl": kl} if with_kl else found

@@ -9,7 +9,6 @@ from evalsuite.distill.recipe import Recipe
 from evalsuite.distill.trainable import trainable_names
 from evalsuite.distill.types import CausalLM
 from evalsuite.foundation import CheckpointError, ConfigError
-from evalsuite.models.ops.apply import apply_fused_kernels
 
 FSDP_MIN_PARAMETERS = 3_000_000_000
 """With `sharding: auto`, models with at least this many parameters are sharded on several GPUs."""
@@ -101,7 +100,6 @@ class Replicated:
         return model.config
 
     def student(self, model: Any) -> CausalLM:
-        apply_fused_kernels(model)
         student: CausalLM = model.to(self._device).train()
         return student
 
@@ -118,7 +116,7 @@ class Replicated:
             parameter.data = parameter.data.to(self._dtype)
         for mine, theirs in shared:
             mine.data = theirs.data
-        return prepare_teacher(model)
+        return check_head(model)
 
     def _equal_frozen(
         self, student: CausalLM, teacher: CausalLM
@@ -165,16 +163,14 @@ class Sharded:
         from evalsuite.distill.training.fsdp import shard
 
         trained = names_to_train(self._recipe, model.model)
-        student = shard(model, self._device, self._dtype, trained)
-        apply_fused_kernels(student)
-        found: CausalLM = student.train()
+        found: CausalLM = shard(model, self._device, self._dtype, trained).train()
         return found
 
     def teacher(self, model: Any, students: Mapping[str, CausalLM]) -> CausalLM:
         """Students have read their weights from it by now."""
         from evalsuite.distill.training.fsdp import shard
 
-        return prepare_teacher(shard(model, self._device, self._dtype, ()).eval())
+        return check_head(shard(model, self._device, self._dtype, ()).eval())
 
 
 def names_to_train(recipe: Recipe, student: CausalLM) -> set[str]:
@@ -183,13 +179,12 @@ def names_to_train(recipe: Recipe, student: CausalLM) -> set[str]:
     return {name for each in sets for name in trainable_names(student, each)}
 
 
-def prepare_teacher(teacher: Any) -> CausalLM:
-    """Give a frozen teacher the fused kernels.
+def check_head(teacher: Any) -> CausalLM:
+    """Return the teacher.
 
     Raises:
         CheckpointError: its head has a bias, which the fused loss does not support.
     """
-    apply_fused_kernels(teacher)
     if getattr(teacher.get_output_embeddings(), "bias", None) is not None:
         raise CheckpointError("the teacher's head has a bias, which is not supported")
     found: CausalLM = teacher

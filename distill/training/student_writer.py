@@ -57,11 +57,13 @@ class StudentWriter:
         if self._process_group.is_main:
             # Intermediate checkpoints are points on the loss curve that the finished student stores.
             metrics = read_jsonl(self._out / METRICS) if finished else ()
+            config = student.model.config
+            is_transformer = getattr(config, "is_teacher", True)
             lineage = build_lineage(
                 self._recipe,
                 label=student.label,
-                mixers=getattr(student.model.config, "mixers", None),
-                windows=getattr(student.model.config, "windows", {}),
+                mixers=None if is_transformer else config.mixers,
+                windows={} if is_transformer else config.windows,
                 teacher_weights_id=models.teacher_weights_id,
                 teacher_revision=models.teacher_revision,
                 teacher_ancestors=models.teacher_ancestors,

@@ -29,7 +29,7 @@ from evalsuite.distill.training.optim import (
     skip_unless_finite,
     state_tensors,
 )
-from evalsuite.distill.types import CausalLM, GlobalBatch, MicroBatch, StudentWithLoss
+from evalsuite.distill.types import CausalLM, GlobalBatch, MicroBatch
 
 _log = logging.getLogger("evalsuite")
 
@@ -60,7 +60,6 @@ class StudentTrainState:
         self.optimizer_params: dict[str, nn.Parameter] = {}
         self.optimizers: list[torch.optim.Optimizer] = []
         self.flat_grads: FlatGrads | None = None
-        self.student_with_loss = StudentWithLoss(model)
         self._trained_layers = torch.empty(0, dtype=torch.int64)
 
     @property
@@ -225,7 +224,7 @@ class TrainStep:
     ) -> None:
         self._log_grad_norms = log_grad_norms
         self._train_states, self._stage, self._process_group = train_states, stage, process_group
-        students = [train_state.student_with_loss for train_state in train_states]
+        students = [train_state.model for train_state in train_states]
         self._losses = stage.start(teacher, students, process_group.device)
         # FSDP allocates unsharded weights anew in every step, which a graph cannot replay.
         sharded = any(train_state.sharded for train_state in train_states)

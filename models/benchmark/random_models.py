@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 from evalsuite.foundation import ConfigError, content_hash, nearest, read_json
 from evalsuite.models.checkpoints.load import Checkpoint
 from evalsuite.models.decoder import StudentConfig, StudentForCausalLM
+from evalsuite.models.decoder.build import to_decoder
 from evalsuite.models.mixers import MIXERS
 
 SHAPES = Path(__file__).parent / "shapes"
@@ -113,7 +114,7 @@ def build(model: RandomModel, *, device: str, dtype: str) -> Checkpoint:
             for parameter in made.parameters():
                 parameter.data = parameter.data.to(wanted)
         else:
-            made = AutoModelForCausalLM.from_config(model.config, dtype=wanted)
+            made = to_decoder(AutoModelForCausalLM.from_config(model.config, dtype=wanted))
     made.config.dtype = wanted
     lineage = {} if model.teacher is None else {"teacher": {"weights_id": model.teacher}}
     return Checkpoint(model.label, model.label, made.eval(), None, model.weights_id, lineage)

@@ -70,6 +70,7 @@ def load_checkpoint(
     device: str | torch.device = "cpu",
     trust_remote_code: bool = False,
     label: str | None = None,
+    as_decoder: bool = True,
 ) -> Checkpoint:
     """Load a model for inference (eval mode).
 
@@ -78,6 +79,8 @@ def load_checkpoint(
         dtype: `auto` (as stored; float32 for GGUF), or a torch dtype or its name.
         trust_remote_code: allow Python code from the checkpoint. Off by default.
         label: name in reports; derived from the path by default.
+        as_decoder: load a teacher of a supported family as our decoder, with `softmax` in every layer; false:
+            as transformers' own model.
 
     Raises:
         CheckpointError: missing, truncated, pickled, of another schema, in need of remote code, or with a
@@ -113,6 +116,10 @@ def load_checkpoint(
     if location.gguf:
         _remove_quantization_config(model)
     _check_tokenizer(location.source, tokenizer, model.get_input_embeddings().weight.shape[0])
+    if as_decoder and remote_code_hash(model) is None:
+        from evalsuite.models.decoder.build import to_decoder
+
+        model = to_decoder(model)
     return Checkpoint(
         label=label or _label(location),
         path=str(path),

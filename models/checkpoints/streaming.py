@@ -16,6 +16,7 @@ from evalsuite.foundation import CheckpointError
 from evalsuite.models.checkpoints.load import CheckpointInfo
 from evalsuite.models.checkpoints.safetensors_index import stored_tensors
 from evalsuite.models.decoder.build import copy_generation_config, student_config
+from evalsuite.models.decoder.config import decoder_config
 from evalsuite.models.decoder.deferred_init import DrawnWeights
 from evalsuite.models.decoder.model import StudentForCausalLM
 
@@ -41,7 +42,8 @@ class StoredWeights:
             raise CheckpointError(f"{info.path}: sharded training reads safetensors, not GGUF; {_CONVERT}")
         self._path = info.path
         self.model = DrawnWeights(
-            lambda: AutoModelForCausalLM.from_config(info.config, dtype=torch.float32), seed=None
+            lambda: AutoModelForCausalLM.from_config(decoder_config(info.config), dtype=torch.float32),
+            seed=None,
         ).model.eval()
         if (info.folder / "generation_config.json").is_file():
             self.model.generation_config = GenerationConfig.from_pretrained(info.folder)

@@ -7,6 +7,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from evalsuite.foundation import ConfigError, nearest
 from evalsuite.models.decoder.config import StudentConfig
+from evalsuite.models.decoder.families import is_supported
 from evalsuite.models.decoder.model import StudentForCausalLM
 from evalsuite.models.mixers import MIXERS
 from evalsuite.models.mixers.teacher_weights import INITS
@@ -52,6 +53,12 @@ def build_student(
     student.config.dtype = parameter.dtype
     copy_generation_config(student, teacher)
     return student.train(teacher.training)
+
+
+def to_decoder(model: PreTrainedModel) -> PreTrainedModel:
+    """A transformers model of a supported family as our decoder, which takes over its modules; other models
+    are returned as they are."""
+    return StudentForCausalLM.of_teacher(model) if is_supported(model.config) else model
 
 
 def student_config(

@@ -7,18 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from evalsuite.foundation import CheckpointError, ConfigError, nearest
+from evalsuite.models.decoder.families import check_family, family_of, is_supported
 from evalsuite.models.decoder.remote_code import AUTO_MAP, write_module
 from evalsuite.models.mixers import MIXERS, StateKind, parse_options
 
 SCHEMA = 2
 """Version of the config fields and parameter names. Schema 1 had other names of mixer parameters."""
-
-LLAMA_STYLE = ("llama", "mistral", "qwen2", "qwen3")
-"""Teachers whose blocks are those of Llama, which vLLM's Llama and the fused kernels compute as well."""
-ARCHITECTURES = (*LLAMA_STYLE, "smollm3", "olmo2", "olmo3", "gemma2", "gemma3_text")
-"""Supported teachers: embed_tokens → layers (self_attn, mlp, norms) → norm → lm_head."""
 
 
 @cache
@@ -39,6 +36,8 @@ class StudentConfig(PreTrainedConfig):
     """
 
     model_type = "evalsuite_student"
+    is_teacher: bool = False
+    """Whether it is the config of a teacher (`of_teacher`), which is saved as transformers' own."""
 
     def __init__(
         self,
@@ -67,6 +66,18 @@ class StudentConfig(PreTrainedConfig):
             for name, value in changed.items():
                 setattr(base, name, value)
             self._check()
+
+    @classmethod
+    def of_teacher(cls, base: PreTrainedConfig) -> "StudentConfig":
+        """A teacher's config as that of a decoder whose mixers are all `softmax`.
+
+        Raises:
+            ConfigError: an unsupported architecture.
+        """
+        config = cls(base.to_dict(), ["softmax"] * base.num_hidden_layers)
+        config.base, config.is_teacher, config.dtype = base, True, base.dtype
+        config._attn_implementation, config.name_or_path = base._attn_implementation, base.name_or_path
+        return config
 
     def _check(self) -> None:
         layers = self.base.num_hidden_layers
@@ -138,7 +149,12 @@ class StudentConfig(PreTrainedConfig):
             super().__setattr__(name, value)
 
     def save_pretrained(self, save_directory: Any, push_to_hub: bool = False, **kwargs: Any) -> None:
-        """Save config.json, and the module by which transformers loads the student from evalsuite."""
+        """Save config.json; of a student with the module by which transformers loads it from evalsuite."""
+        if self.is_teacher:
+            self.base.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[self.base.model_type]]
+            self.base.dtype = self.dtype
+            self.base.save_pretrained(save_directory, push_to_hub, **kwargs)
+            return
         folder = Path(save_directory)
         folder.mkdir(parents=True, exist_ok=True)
         write_module(folder)
@@ -150,7 +166,9 @@ class StudentConfig(PreTrainedConfig):
         """Do nothing: transformers would copy our source files into every folder saved afterwards."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields to save, with `base` as `teacher`."""
+        """The fields to save: those of a teacher's own config, or a student's with `base` as `teacher`."""
+        if self.is_teacher:
+            return self.base.to_dict()
         values: dict[str, Any] = super().to_dict()
         values.pop("base", None)
         values.pop("_given", None)
@@ -158,11 +176,7 @@ class StudentConfig(PreTrainedConfig):
 
     def window(self, layer: int) -> int | None:
         """Sliding window of the teacher's layer (Mistral, some Qwen2); None for full attention."""
-        width: int | None = getattr(self.base, "sliding_window", None)
-        types: list[str] | None = getattr(self.base, "layer_types", None)
-        if types is not None and types[layer] != "sliding_attention":
-            return None
-        return width
+        return family_of(self.base).window(self.base, layer)
 
     def _attention_windows(self) -> list[int | None]:
         """Sliding window of each layer; None for full attention and for recurrent layers."""
@@ -183,6 +197,11 @@ class StudentConfig(PreTrainedConfig):
         return ["linear_attention" if is_ else kind for is_, kind in zip(recurrent, attention, strict=True)]
 
 
+def decoder_config(config: PreTrainedConfig) -> PreTrainedConfig:
+    """A teacher's config of a supported family as a `StudentConfig`; others unchanged."""
+    return StudentConfig.of_teacher(config) if is_supported(config) else config
+
+
 def schema_error(schema: Any) -> str:
     """Message for a student of another schema."""
     if isinstance(schema, int) and schema > SCHEMA:
@@ -200,9 +219,7 @@ def base_config(teacher: dict[str, Any]) -> PreTrainedConfig:
         ConfigError: an unsupported architecture.
     """
     kind = teacher.get("model_type", "")
-    if kind not in ARCHITECTURES:
-        supported = ", ".join(ARCHITECTURES)
-        raise ConfigError(f"teacher architecture '{kind}' is not supported; supported: {supported}")
+    check_family(kind)
     fields = {name: value for name, value in teacher.items() if name != "model_type"}
     config: PreTrainedConfig = AutoConfig.for_model(kind, **fields)
     return config

@@ -11,7 +11,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from evalsuite.foundation import ConfigError
-from evalsuite.models.decoder.config import ARCHITECTURES, StudentConfig
+from evalsuite.models.decoder.config import StudentConfig, decoder_config
 from evalsuite.models.mixers import AttentionSpan, CacheSpec
 
 PEAK_FLOPS = {
@@ -74,7 +74,7 @@ class ModelCost:
     """
 
     def __init__(self, config: PreTrainedConfig) -> None:
-        self.config = as_student(config)
+        self.config = decoder_config(config)
         self.model: Any = build_on_meta(self.config)
         self._base: Any = getattr(self.config, "base", self.config)
 
@@ -207,13 +207,6 @@ def build_on_meta(config: PreTrainedConfig) -> PreTrainedModel:
     with torch.device("meta"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
     return model
-
-
-def as_student(config: PreTrainedConfig) -> PreTrainedConfig:
-    """A teacher of a supported architecture as a student of softmax layers; other configs unchanged."""
-    if isinstance(config, StudentConfig) or config.model_type not in ARCHITECTURES:
-        return config
-    return StudentConfig(config.to_dict(), ["softmax"] * config.num_hidden_layers)
 
 
 def count(parameters: Iterable[torch.Tensor]) -> int:

@@ -1,21 +1,27 @@
-"""The student: the teacher's architecture from transformers with each layer's `self_attn` replaced."""
+"""The decoder: a teacher's embeddings, norms and MLPs from transformers, with a mixer per layer.
 
-import copy
+A teacher is a student whose mixers are all `softmax`.
+"""
+
+from collections.abc import Callable, Mapping
+from copy import copy
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import AutoModel, GenerationMixin, PreTrainedConfig, PreTrainedModel
 from transformers import initialization as init
-from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.utils.generic import can_return_tuple
 
 from evalsuite.foundation import ConfigError
+from evalsuite.models.decoder.block import Block, Context, Observer, add_norm
 from evalsuite.models.decoder.cache import CACHE, StudentCache
 from evalsuite.models.decoder.config import StudentConfig
+from evalsuite.models.decoder.families import family_of
+from evalsuite.models.decoder.head import LanguageModelHead
 from evalsuite.models.decoder.packing import packed_bounds
-from evalsuite.models.mixers import AttentionSpan, Mixer, make_mixer
+from evalsuite.models.mixers import Mixer, make_mixer
 from evalsuite.models.ops.short_conv import packed_position_ids
 
 
@@ -46,43 +52,53 @@ class StudentPreTrainedModel(PreTrainedModel):
 
 
 class StudentModel(StudentPreTrainedModel):
-    """The decoder: embeddings, layers, final norm, with the teacher's modules and names."""
+    """Embeddings, blocks and final norm, with the names of transformers' modules.
 
-    def __init__(self, config: StudentConfig) -> None:
+    Args:
+        built: transformers' decoder for `config.base`, which is taken over; by default a new one.
+    """
+
+    def __init__(self, config: StudentConfig, built: Any = None) -> None:
         super().__init__(config)
         base = config.base
-        base._attn_implementation = attention_of(base, config._attn_implementation)
-        built = AutoModel.from_config(base)
-        self.embed_tokens, self.layers = built.embed_tokens, built.layers
+        self.family = family_of(base)
+        if built is None:
+            base._attn_implementation = attention_of(base, config._attn_implementation)
+            built = AutoModel.from_config(base)
+        self.embed_tokens = built.embed_tokens
+        self.layers = nn.ModuleList(
+            self._make_block(layer, index) for index, layer in enumerate(built.layers)
+        )
         self.norm, self.rotary_emb = built.norm, built.rotary_emb
-        for index, layer in enumerate(self.layers):
-            name = config.mixers[index]
-            layer.self_attn = make_mixer(
-                name,
-                layer.self_attn,
-                config.mixer_options.get(name, {}),
-                layer=index,
-                norm_eps=base.rms_norm_eps,
-                window=config.window(index),
-            )
         for layer in self.layers:
             layer.self_attn.link_layers([each.self_attn for each in self.layers])
         self.gradient_checkpointing = False
         self.post_init()
 
+    def _make_block(self, layer: Any, index: int) -> Block:
+        name = self.config.mixers[index]
+        mixer = make_mixer(
+            name,
+            layer.self_attn,
+            self.config.mixer_options.get(name, {}),
+            layer=index,
+            norm_eps=self.config.base.rms_norm_eps,
+            window=self.config.window(index),
+        )
+        return Block(layer, mixer, self.family, index)
+
     def reset_buffers(self) -> None:
         """Compute the buffers of teachers that transformers knows only by the teacher's own class."""
-        scale = getattr(self.embed_tokens, "scalar_embed_scale", None)
-        if scale is not None:
-            init.constant_(self.embed_tokens.embed_scale, scale)
-        if hasattr(self.rotary_emb, "layer_types"):
+        if self.family.scales_embeddings:
+            init.constant_(self.embed_tokens.embed_scale, self.embed_tokens.scalar_embed_scale)
+        if self.family.rotary_by_layer_type:
             fresh = type(self.rotary_emb)(config=self.config.base)
             for name, value in fresh.named_buffers():
                 init.copy_(getattr(self.rotary_emb, name), value)
 
     def _rotary(self, hidden: Tensor, position_ids: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """cos and sin of each layer, which may differ by its type (Gemma 3, OLMo 3)."""
-        if not hasattr(self.rotary_emb, "layer_types"):
+        """cos and sin of each layer."""
+        if not self.family.rotary_by_layer_type:
             return [self.rotary_emb(hidden, position_ids)] * len(self.layers)
         types = self.config.base.layer_types
         by_type = {each: self.rotary_emb(hidden, position_ids, each) for each in set(types)}
@@ -112,6 +128,7 @@ class StudentModel(StudentPreTrainedModel):
         cu_seq_lens_k: Tensor | None = None,
         max_length_q: int | None = None,
         max_length_k: int | None = None,
+        observe: Observer | None = None,
     ) -> BaseModelOutputWithPast:
         """Run the decoder.
 
@@ -132,6 +149,7 @@ class StudentModel(StudentPreTrainedModel):
             seq_idx: number of each token's sequence [B, T], as an alternative to restarting `position_ids`.
             cu_seq_lens_q: transformers' name of `cu_seqlens`. Query and key lengths are equal, so that
                 `cu_seq_lens_k`, `max_length_q` and `max_length_k` add nothing.
+            observe: called with every block's activations.
 
         Raises:
             ConfigError: no tokens; attention weights, which students do not return; a cache of another model;
@@ -171,25 +189,26 @@ class StudentModel(StudentPreTrainedModel):
                 position_ids = torch.arange(seen, seen + length, device=embeddings.device).unsqueeze(0)
             else:
                 position_ids = packed_position_ids(cu_seqlens, length).unsqueeze(0)
-        masks = self._masks(
-            embeddings, attention_mask, explicit_position_ids, past_key_values, cu_seqlens, row_length
+        context = Context(
+            config=self.config.base,
+            embeddings=embeddings,
+            rotary=self._rotary(embeddings, position_ids),
+            position_ids=position_ids,
+            explicit_position_ids=explicit_position_ids,
+            attention_mask=attention_mask,
+            token_mask=token_mask,
+            cu_seqlens=cu_seqlens,
+            row_length=row_length,
+            cache=past_key_values,
+            use_cache=use_cache,
         )
-        rotary = self._rotary(embeddings, position_ids)
+        context = context.with_masks(self.layers)
         hidden, states = embeddings, []
-        for layer, position_embeddings in zip(self.layers, rotary, strict=True):
+        for layer in self.layers:
             if output_hidden_states:
                 states.append(hidden)
-            hidden = layer(
-                hidden,
-                attention_mask=masks.get(layer.self_attn.span),
-                position_ids=position_ids,
-                use_cache=use_cache,
-                position_embeddings=position_embeddings,
-                token_mask=token_mask,
-                cu_seqlens=cu_seqlens,
-                **{CACHE: past_key_values},
-            )
-        hidden = self.norm(hidden)
+            hidden = layer(hidden, context, observe=observe)
+        hidden, _ = add_norm(self.norm, hidden, None, self.family)
         if output_hidden_states:
             states.append(hidden)
         if isinstance(past_key_values, StudentCache):
@@ -212,51 +231,46 @@ class StudentModel(StudentPreTrainedModel):
                     f"({layer.self_attn.name}); pass the decoder's own cache, model.model.new_cache()"
                 )
 
-    def _masks(
-        self,
-        embeddings: Tensor,
-        attention_mask: Tensor | None,
-        position_ids: Tensor | None,
-        past_key_values: Any,
-        cu_seqlens: Tensor | None,
-        row_length: int | None,
-    ) -> dict[AttentionSpan | None, Any]:
-        """Attention masks of the softmax layers, by span."""
-        masks: dict[AttentionSpan | None, Any] = {}
-        for index, layer in enumerate(self.layers):
-            span: AttentionSpan | None = layer.self_attn.span
-            if span is None or span in masks:
-                continue
-            if cu_seqlens is not None:
-                masks[span] = packed_mask(cu_seqlens, embeddings, span, row_length)
-                continue
-            if layer.self_attn.cache_spec().states:
-                # A layer with a state knows its positions, and makes its mask itself.
-                continue
-            config = copy.copy(self.config.base)
-            config.sliding_window = span.window
-            make = create_causal_mask if span.window is None else create_sliding_window_causal_mask
-            masks[span] = make(
-                config=config,
-                inputs_embeds=embeddings,
-                attention_mask=attention_mask,
-                position_ids=position_ids,
-                layer_idx=index,
-                **{CACHE: past_key_values},
-            )
-        return masks
-
 
 class StudentForCausalLM(StudentPreTrainedModel, GenerationMixin):
-    """The student with its language-model head."""
+    """The decoder with its language-model head.
+
+    Args:
+        built: transformers' causal language model for `config.base`, which is taken over; by default a new
+            one.
+    """
 
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}  # noqa: RUF012 -- transformers' name
 
-    def __init__(self, config: StudentConfig) -> None:
+    def __init__(self, config: StudentConfig, built: Any = None) -> None:
         super().__init__(config)
-        self.model = StudentModel(config)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.model = StudentModel(config, None if built is None else built.model)
+        if built is None:
+            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        else:
+            self.lm_head = built.lm_head
         self.post_init()
+
+    @classmethod
+    def of_teacher(cls, teacher: PreTrainedModel) -> "StudentForCausalLM":
+        """A transformers model of a supported family as this decoder; its modules are taken over."""
+        with init.no_init_weights():
+            made = cls(StudentConfig.of_teacher(teacher.config), teacher)
+        made.generation_config = teacher.generation_config
+        return made.train(teacher.training)
+
+    def with_blocks(self, blocks: Mapping[int, Block]) -> "StudentForCausalLM":
+        """This model with other blocks at some layers; everything else is shared."""
+        other, decoder, config = copy(self), copy(self.model), copy(self.config)
+        layers = list(self.model.layers)
+        mixers = list(config.mixers)
+        for index, block in blocks.items():
+            layers[index], mixers[index] = block, block.self_attn.name
+        config.mixers = mixers
+        decoder._modules = {**decoder._modules, "layers": nn.ModuleList(layers)}
+        other._modules = {**other._modules, "model": decoder}
+        other.config = decoder.config = config
+        return other
 
     @can_return_tuple
     def forward(
@@ -276,13 +290,17 @@ class StudentForCausalLM(StudentPreTrainedModel, GenerationMixin):
         cache: Any = None,
         shift_labels: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
+        readout: Callable[[Tensor, LanguageModelHead], Any] | None = None,
         **decoder: Any,
-    ) -> CausalLMOutputWithPast:
+    ) -> Any:
         """Logits [B, T, vocabulary] (the last `logits_to_keep` tokens, 0 for all); see `StudentModel`.
 
         With `labels` [B, T], or `shift_labels` [B, T] that already are the next tokens, also their
         cross-entropy: the mean over tokens, or their sum divided by `num_items_in_batch`, by which trainers
         weigh tokens equally over micro-batches and devices.
+
+        With a `readout`, its value for the last hidden states [B, T, D] and the head, in place of all these:
+        a loss that does not need all logits at a time.
         """
         outputs = self.model(
             input_ids=input_ids,
@@ -298,12 +316,12 @@ class StudentForCausalLM(StudentPreTrainedModel, GenerationMixin):
             return_dict=True,
             **decoder,
         )
-        hidden = outputs.last_hidden_state
+        hidden, head = outputs.last_hidden_state, LanguageModelHead.of(self)
+        if readout is not None:
+            return readout(hidden, head)
         if isinstance(logits_to_keep, int):
             logits_to_keep = slice(-logits_to_keep, None) if logits_to_keep else slice(None)  # type: ignore[assignment]
-        logits = self.lm_head(hidden[:, logits_to_keep])
-        if cap := getattr(self.config.base, "final_logit_softcapping", None):
-            logits = cap * torch.tanh(logits / cap)
+        logits = head.logits(hidden[:, logits_to_keep])
         loss = None
         if labels is not None or shift_labels is not None:
             loss = self.loss_function(
@@ -360,22 +378,3 @@ def check_attention(implementation: str | None, model: StudentModel) -> None:
         return
     if mixer := next((each.self_attn for each in model.layers if each.self_attn.needs_mask), None):
         raise ConfigError(f"attn_implementation = '{implementation}': {mixer.name} layers need sdpa or eager")
-
-
-def packed_mask(
-    cu_seqlens: Tensor, embeddings: Tensor, span: AttentionSpan, row_length: int | None = None
-) -> Tensor:
-    """Causal mask of packed sequences, true where attention is allowed: bool [T / L, 1, L, L].
-
-    Args:
-        embeddings: [1, T, D].
-        span: tokens that a query attends to within its sequence.
-        row_length: L, whose multiples no sequence crosses; default T.
-    """
-    length = embeddings.shape[1]
-    token = torch.arange(length, device=embeddings.device)
-    start = token - packed_position_ids(cu_seqlens, length)
-    token, start = token.view(-1, row_length or length), start.view(-1, row_length or length)
-    key, query = token.unsqueeze(1), token.unsqueeze(2)
-    first = start.unsqueeze(2)
-    return (span.visible(query - first, key - first) & (key >= first)).unsqueeze(1)

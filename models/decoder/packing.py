@@ -4,6 +4,8 @@ import torch
 from torch import Tensor
 
 from evalsuite.foundation import ConfigError
+from evalsuite.models.mixers import AttentionSpan
+from evalsuite.models.ops.short_conv import packed_position_ids
 
 
 def packed_bounds(
@@ -44,3 +46,22 @@ def packed_bounds(
     first = torch.ones(len(starts), 1, dtype=torch.bool, device=starts.device)
     begins = torch.cat([first, starts], 1).expand(shape).flatten().nonzero().flatten()
     return torch.cat([begins, begins.new_tensor([shape[0] * shape[1]])])
+
+
+def packed_mask(
+    cu_seqlens: Tensor, embeddings: Tensor, span: AttentionSpan, row_length: int | None = None
+) -> Tensor:
+    """Causal mask of packed sequences, true where attention is allowed: bool [T / L, 1, L, L].
+
+    Args:
+        embeddings: [1, T, D].
+        span: tokens that a query attends to within its sequence.
+        row_length: L, whose multiples no sequence crosses; default T.
+    """
+    length = embeddings.shape[1]
+    token = torch.arange(length, device=embeddings.device)
+    start = token - packed_position_ids(cu_seqlens, length)
+    token, start = token.view(-1, row_length or length), start.view(-1, row_length or length)
+    key, query = token.unsqueeze(1), token.unsqueeze(2)
+    first = start.unsqueeze(2)
+    return (span.visible(query - first, key - first) & (key >= first)).unsqueeze(1)

@@ -29,6 +29,7 @@ from evalsuite.models.inference.requests import (
 from evalsuite.models.inference.torch.engine import open_in_process
 from evalsuite.models.inference.transformers.engine import TransformersEngine
 from evalsuite.models.inference.transformers.runner import CachedReader, PlainRunner
+from evalsuite.models.mixers import RecurrentMixer
 
 SCHEMA = 2
 NUM_GENERATED = 24
@@ -342,7 +343,7 @@ class _CheckRunner:
 
     def other_backend(self) -> Logprobs:
         """The recurrence on the other backend."""
-        if not isinstance(self.model, StudentForCausalLM):
+        if not any(isinstance(module, RecurrentMixer) for module in self.model.modules()):
             raise MissingDependencyError("no recurrence in this model")
         with kernel_policy("torch" if self.model.device.type == "cuda" else "triton"):
             return self.unbatched(self.model)

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn.functional import linear, log_softmax
 
 from evalsuite.foundation import ConfigError, DataError
+from evalsuite.models.decoder.head import LanguageModelHead
 from evalsuite.models.inference.proof import largest_deviation
-from evalsuite.models.inference.torch.model_runner import logit_transform
 
 MEASURES = (
     "tokens",
@@ -212,11 +212,10 @@ class SplitModel:
     """The two halves of a causal language model: decoder, and head in float32."""
 
     def __init__(self, model: Any) -> None:
-        head: Any = model.get_output_embeddings()
-        self._transform = logit_transform(model.config)
+        self._head = LanguageModelHead.of(model)
         self._body = model.get_decoder()
-        self._weight: Tensor = head.weight.detach().float()
-        bias: Tensor | None = getattr(head, "bias", None)
+        self._weight = self._head.weight.detach().float()
+        bias: Tensor | None = getattr(self._head.linear, "bias", None)
         self._bias = None if bias is None else bias.detach().float()
         self.device, self.vocabulary = self._weight.device, int(self._weight.shape[0])
         self._check(model)
@@ -239,7 +238,7 @@ class SplitModel:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits float32 [N, vocabulary] of hidden states [N, width]."""
-        return self._transform(linear(hidden.float(), self._weight, self._bias))
+        return self._head.transform(linear(hidden.float(), self._weight, self._bias))
 
 
 def padded(length: int) -> int:

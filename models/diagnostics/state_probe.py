@@ -27,7 +27,6 @@ from evalsuite.models.diagnostics.state_analysis import (
     write_norm,
 )
 from evalsuite.models.mixers import RecurrentMixer, SoftmaxMixer
-from evalsuite.models.mixers.attention_shape import soft_cap
 
 SEGMENTS = ("before", "needle", "after", "question")
 Array = NDArray[np.float32]
@@ -320,7 +319,7 @@ def _softmax(
     q = q.gather(1, batch.reads[:, :, None, None].expand(-1, -1, *q.shape[2:]))
     k = k.repeat_interleave(mixer.num_key_value_groups, 2)
     scores = torch.einsum("bqhd,bshd->bhqs", q, k).float() * mixer.scaling
-    if cap := soft_cap(mixer):
+    if cap := mixer.attention_shape.soft_cap:
         scores = cap * torch.tanh(scores / cap)
     places = torch.arange(k.shape[1], device=k.device)
     visible = mixer.span.visible(batch.reads[:, :, None], places)[:, None]

@@ -104,9 +104,9 @@ class InProcessEngine(EngineType):
         """Device, dtype, package versions and our own source: everything that affects rounding."""
         model = self.checkpoint.model
         versions = {"torch": torch.__version__, "transformers": transformers.__version__}
-        is_student = isinstance(model, StudentForCausalLM)
-        versions["source"] = source_hash(*self.source, *(STUDENT_SOURCE if is_student else ()))
-        if is_student:
+        is_ours = isinstance(model, StudentForCausalLM)
+        versions["source"] = source_hash(*self.source, *(STUDENT_SOURCE if is_ours else ()))
+        if is_ours and not model.config.is_teacher:
             versions |= plugin_versions(model.config)
             versions["recurrence"] = kernel_versions(model.device, model.dtype) or "torch"
         if (code := remote_code_hash(model)) is not None:

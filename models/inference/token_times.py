@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from evalsuite.models.checkpoints.load import Checkpoint
 from evalsuite.models.decoder import StudentConfig
+from evalsuite.models.decoder.build import to_decoder
 from evalsuite.models.inference.batch_limits import max_num_seqs
 from evalsuite.models.inference.in_process import InProcessEngine
 from evalsuite.models.inference.registry import EngineSettings, TokenTimes
@@ -142,7 +143,7 @@ def _random_engine(
         model = AutoModelForCausalLM.from_config(
             config, dtype=getattr(torch, settings.dtype), trust_remote_code=settings.trust_remote_code
         )
-    engine = kind(Checkpoint("estimate", "", model.eval(), tokenizer, "0" * 16))
+    engine = kind(Checkpoint("estimate", "", to_decoder(model.eval()), tokenizer, "0" * 16))
     # No end-of-sequence tokens, so that every response has the full length.
     engine.eos_ids = frozenset()
     return engine

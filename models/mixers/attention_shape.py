@@ -24,12 +24,12 @@ class AttentionShape:
     qk_norm: Literal["head", "all_heads"] | None
     """Norm of queries and keys: of each head (Qwen3, Gemma 3), of all heads together (OLMo 2), or none."""
     rotary: bool
-    """False for a layer without positions (SmolLM3)."""
+    """Whether queries and keys are rotated; SmolLM3 does not in every fourth layer."""
     norm_eps: float
     scaling: float | None = None
     """Factor on the products of queries and keys; None for head_dim ** -0.5."""
     soft_cap: float | None = None
-    """Soft cap of the scores; see `soft_cap`."""
+    """Soft cap of the scores, cap · tanh(score / cap) (Gemma 2)."""
 
     @property
     def num_kv_groups(self) -> int:
@@ -67,33 +67,21 @@ class AttentionShape:
             k_bias=k.bias is not None,
             v_bias=v.bias is not None,
             o_bias=o.bias is not None,
-            qk_norm=qk_norm_kind(attention),
-            rotary=rotates(attention),
+            qk_norm=_qk_norm_kind(attention),
+            rotary=bool(getattr(attention, "use_rope", True)),
             norm_eps=norm_eps,
             scaling=getattr(attention, "scaling", None),
-            soft_cap=soft_cap(attention),
+            soft_cap=getattr(attention, "attn_logit_softcapping", None),
         )
 
 
-def qk_norm_kind(attention: nn.Module) -> Literal["head", "all_heads"] | None:
-    """What the norm of queries and keys of a teacher's attention spans; None without norm."""
+def _qk_norm_kind(attention: nn.Module) -> Literal["head", "all_heads"] | None:
     norm, projection = getattr(attention, "q_norm", None), getattr(attention, "q_proj", None)
     if norm is None:
         return None
     weight, channels = getattr(norm, "weight", None), getattr(projection, "out_features", None)
     several = channels != getattr(attention, "head_dim", None)
     return "all_heads" if several and weight is not None and weight.numel() == channels else "head"
-
-
-def rotates(attention: nn.Module) -> bool:
-    """Whether a teacher's attention rotates queries and keys; SmolLM3 does not in every fourth layer."""
-    return bool(getattr(attention, "use_rope", True))
-
-
-def soft_cap(attention: nn.Module) -> float | None:
-    """Soft cap of the attention scores, cap · tanh(score / cap) (Gemma 2); None without."""
-    cap: float | None = getattr(attention, "attn_logit_softcapping", None)
-    return cap
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
-"""Softmax attention, full or with a sliding window: the teacher's own attention module as a mixer.
+"""Softmax attention, full or with a sliding window: the teacher's own attention as a mixer.
 
-The subclass made here adds the interface of a mixer to the teacher's class, so that a softmax layer keeps the
-teacher's weights and parameter names and computes exactly what the teacher computes.
+A softmax layer keeps the teacher's projections and norms under their names, and computes to the last bit what
+the teacher's module in transformers computes, whose attention functions it calls.
 """
 
 from dataclasses import dataclass
@@ -9,9 +9,13 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+# That of other families lacks the soft cap, and is otherwise the same.
+from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward
 
 from evalsuite.foundation import ConfigError
-from evalsuite.models.mixers.attention_shape import AttentionShape, qk_norm_kind, rotates, soft_cap
+from evalsuite.models.mixers.attention_shape import AttentionShape
 from evalsuite.models.mixers.interface import (
     MIXERS,
     AttentionSpan,
@@ -49,8 +53,16 @@ class SlidingWindowOptions(SoftmaxOptions):
 
 
 @MIXERS.register("softmax")
-class SoftmaxMixer(Mixer):
-    """The teacher's attention. A mixin for the teacher's attention class."""
+class SoftmaxMixer(Mixer, nn.Module):
+    """The teacher's attention, with its projections and norms under their names.
+
+    Args:
+        attention: the teacher's attention module, whose submodules the mixer takes over.
+        shape: its shape.
+        options: an instance of `Options`.
+        layer: layer index, for the cache.
+        window: the teacher's own sliding window in this layer, if any.
+    """
 
     display_name = "softmax"
     Options: ClassVar[type] = SoftmaxOptions
@@ -58,13 +70,21 @@ class SoftmaxMixer(Mixer):
     is_teacher_layer = True
     uses_init = False
     served_as: ServedAs = "attention"
-    options: SoftmaxOptions
     span: AttentionSpan
-    masked_by_decoder: ClassVar[bool] = True
-    """Whether the layer is plain attention under the mask that it is given."""
-    cache_width: int
-    """Widths of key and value, summed over heads."""
-    query_width: int
+
+    def __init__(
+        self, attention: nn.Module, shape: AttentionShape, options: Any, *, layer: int, window: int | None
+    ) -> None:
+        super().__init__()
+        self.attention_shape, self.options, self.layer_idx = shape, options, layer
+        self.span = self.make_span(options, window)
+        # What transformers' attention functions read of a module.
+        self.config: Any = attention.config
+        self.num_key_value_groups, self.is_causal = shape.num_kv_groups, True
+        self.head_dim = shape.head_dim
+        self.scaling = shape.head_dim**-0.5 if shape.scaling is None else shape.scaling
+        for name, module in attention.named_children():
+            self.add_module(name, module)
 
     @classmethod
     def from_attention(
@@ -75,82 +95,96 @@ class SoftmaxMixer(Mixer):
         *,
         layer: int,
         window: int | None,
-    ) -> nn.Module:
-        """The attention becomes the mixer, in place."""
-        mixer: Any = attention
-        mixer.__class__ = _mixer_class(cls, type(attention))
-        mixer.options, mixer.span = options, cls.make_span(options, window)
-        mixer.cache_width = 2 * shape.num_kv_heads * shape.head_dim
-        mixer.query_width = shape.num_heads * shape.head_dim
-        return attention
+    ) -> "SoftmaxMixer":
+        return cls(attention, shape, options, layer=layer, window=window)
 
     @classmethod
     def make_span(cls, options: Any, teacher_window: int | None) -> AttentionSpan:
         """Tokens that a query attends to, given the window of the teacher's layer."""
         return AttentionSpan(teacher_window)
 
-    def __reduce__(self) -> Any:
-        # pickle finds classes by name, which a class made at run time has none of.
-        return _blank, type(self).__bases__, self.__dict__
-
     def copy_from_teacher(self, attention: nn.Module, init: str, kv_expansion: str) -> None:
-        """The option `init` decides instead of `init`."""
-        assert isinstance(self, nn.Module)
+        """Copy what the option `init` names; `init` is for mixers that replace attention."""
         copy_softmax(self, attention, SOFTMAX_INITS[self.options.init])
 
     def cache_spec(self) -> CacheSpec:
-        return CacheSpec(kv_width=self.cache_width, span=self.span)
+        shape = self.attention_shape
+        return CacheSpec(kv_width=2 * shape.num_kv_heads * shape.head_dim, span=self.span)
 
     def mixing_flops(self, length: int) -> float:
-        """Scores and weighted values."""
-        return 4 * self.query_width * self.span.mean_length(length)
+        """FLOPs per token of scores and weighted values."""
+        width = self.attention_shape.num_heads * self.head_dim
+        return 4 * width * self.span.mean_length(length)
 
     def forward(
         self,
         hidden_states: Tensor,
         position_embeddings: tuple[Tensor, Tensor],
         attention_mask: Tensor | None = None,
-        token_mask: Any = None,
-        cu_seqlens: Any = None,
+        token_mask: Tensor | None = None,
+        cu_seqlens: Tensor | None = None,
+        past_key_values: Any = None,
+        cache: Any = None,
         **attention: Any,
-    ) -> tuple[Tensor, Any]:
-        """Attend. `token_mask` and `cu_seqlens` are already part of the attention mask.
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attend, as transformers' attention modules do.
 
-        If one row of packed sequences comes with a mask of several rows, no sequence crosses a mask row, and
-        the rows are attended to as a batch.
+        Args:
+            hidden_states: [B, T, hidden].
+            position_embeddings: cos and sin [1 or B, T, D].
+            attention_mask: of the layer's span, [1 or B, 1, T, past + T]; None for plain causal attention. If
+                one row of packed sequences comes with a mask of several rows, no sequence crosses a mask row,
+                and the rows are attended to as a batch.
+            token_mask, cu_seqlens: part of the attention mask already.
+            past_key_values, cache (from transformers 5.24 on): keys and values of the tokens before.
+            attention: passed to the attention function.
+
+        Returns:
+            The output [B, T, hidden], and the attention weights [B, H, T, past + T] from eager attention.
         """
         shape = hidden_states.shape
-        rows = 1 if attention_mask is None or cu_seqlens is None else attention_mask.shape[0]
-        if rows > 1:
+        if attention_mask is not None and cu_seqlens is not None and (rows := len(attention_mask)) > 1:
             hidden_states = hidden_states.reshape(rows, -1, shape[-1])
-            cosine, sine = (part.reshape(rows, -1, part.shape[-1]) for part in position_embeddings)
-            position_embeddings = (cosine, sine)
-        mixer: Any = self
-        boolean = attention_mask is not None and attention_mask.dtype == torch.bool
-        if attention_mask is not None and boolean and mixer.config._attn_implementation == "eager":
+            cos, sin = (part.reshape(rows, -1, part.shape[-1]) for part in position_embeddings)
+            position_embeddings = cos, sin
+        implementation = self.config._attn_implementation
+        if attention_mask is not None and attention_mask.dtype == torch.bool and implementation == "eager":
             attention_mask = additive_mask(attention_mask, hidden_states.dtype)
-        result: tuple[Tensor, Any] = super().forward(  # type: ignore[misc]
-            hidden_states=hidden_states,
-            position_embeddings=position_embeddings,
-            attention_mask=attention_mask,
+        q, k, v = (x.transpose(1, 2) for x in self.project(hidden_states, position_embeddings))
+        if (caches := past_key_values if cache is None else cache) is not None:
+            k, v = caches.update(k, v, self.layer_idx)
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
+        mixed, weights = attend(
+            self,
+            q,
+            k,
+            v,
+            attention_mask,
+            dropout=self.config.attention_dropout if self.training else 0.0,
+            scaling=self.scaling,
+            sliding_window=self.span.window,
+            softcap=self.attention_shape.soft_cap,
             **attention,
         )
-        return (result[0].reshape(shape), result[1]) if rows > 1 else result
+        return self.o_proj(mixed.reshape(*shape[:-1], -1)), weights
 
     def project(
         self: Any, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [B, T, H, D], keys and values [B, T, H / groups, D], normalised and rotated."""
         q, k, v = self.q_proj(hidden_states), self.k_proj(hidden_states), self.v_proj(hidden_states)
-        norm = qk_norm_kind(self)
+        norm = self.attention_shape.qk_norm
         if norm == "all_heads":
             q, k = self.q_norm(q), self.k_norm(k)
         q, k, v = (x.unflatten(-1, (-1, self.head_dim)) for x in (q, k, v))
         if norm == "head":
             q, k = self.q_norm(q), self.k_norm(k)
-        if not rotates(self):
+        if not self.attention_shape.rotary:
             return q, k, v
-        return rotary(q, *position_embeddings), rotary(k, *position_embeddings), v
+        # OLMo's angles are float32, whatever the dtype, and so are its products with them.
+        exact = torch.promote_types(q.dtype, position_embeddings[0].dtype)
+        q, k = (rotary(x.to(exact), *position_embeddings).to(v.dtype) for x in (q, k))
+        return q, k, v
 
     def attention_matrix(
         self: Any,
@@ -164,7 +198,7 @@ class SoftmaxMixer(Mixer):
         k = k.repeat_interleave(self.num_key_value_groups, 2)
         v = v.repeat_interleave(self.num_key_value_groups, 2)
         scores = torch.einsum("bthd,bshd->bhts", q, k).float() * self.scaling
-        if cap := soft_cap(self):
+        if cap := self.attention_shape.soft_cap:
             scores = cap * torch.tanh(scores / cap)
         places = torch.arange(scores.shape[-1], device=scores.device)[None]
         if token_mask is not None:
@@ -194,30 +228,20 @@ class SlidingWindowMixer(SoftmaxMixer):
 
     @classmethod
     def from_attention(
-        cls,
-        attention: nn.Module,
-        shape: AttentionShape,
-        options: Any,
-        *,
-        layer: int,
-        window: int | None,
-    ) -> nn.Module:
+        cls, attention: nn.Module, shape: AttentionShape, options: Any, *, layer: int, window: int | None
+    ) -> SoftmaxMixer:
         kind = SinkWindowMixer if options.sinks and cls is SlidingWindowMixer else cls
-        return super(SlidingWindowMixer, kind).from_attention(
-            attention, shape, options, layer=layer, window=window
-        )
+        return kind(attention, shape, options, layer=layer, window=window)
 
 
 class SinkWindowMixer(SlidingWindowMixer):
     """A sliding window with sinks: a state of constant size instead of keys and values per token."""
 
     served_as = None
-    masked_by_decoder = False
 
     def cache_spec(self) -> CacheSpec:
-        mixer: Any = self
-        kv_heads = self.cache_width // (2 * mixer.head_dim)
-        return CacheSpec(states=state_shapes(self.span, kv_heads, mixer.head_dim, mixer.head_dim))
+        shape = self.attention_shape
+        return CacheSpec(states=state_shapes(self.span, shape.num_kv_heads, shape.head_dim, shape.head_dim))
 
     def forward(
         self: Any,
@@ -249,7 +273,7 @@ class SinkWindowMixer(SlidingWindowMixer):
             v,
             span=self.span,
             scale=self.scaling,
-            cap=soft_cap(self),
+            cap=self.attention_shape.soft_cap,
             state=None if own is None else own.read(),
             token_mask=token_mask,
         )
@@ -261,19 +285,3 @@ class SinkWindowMixer(SlidingWindowMixer):
 def additive_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
     """Mask to add to scores, as eager attention does, from one that is true where a query attends."""
     return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(~mask, torch.finfo(dtype).min)
-
-
-_CLASSES: dict[tuple[type, type], type[nn.Module]] = {}
-
-
-def _mixer_class(mixin: type[SoftmaxMixer], attention: type[nn.Module]) -> type[nn.Module]:
-    """The class `attention` with the interface of `mixin`, made once."""
-    if (mixin, attention) not in _CLASSES:
-        name = f"{mixin.__name__.removesuffix('Mixer')}{attention.__name__}"
-        _CLASSES[mixin, attention] = type(name, (mixin, attention), {})
-    return _CLASSES[mixin, attention]
-
-
-def _blank(mixin: type[SoftmaxMixer], attention: type[nn.Module]) -> nn.Module:
-    kind = _mixer_class(mixin, attention)
-    return kind.__new__(kind)

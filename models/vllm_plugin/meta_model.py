@@ -7,7 +7,7 @@ import torch
 
 from evalsuite.foundation import ConfigError
 from evalsuite.models.decoder import StudentConfig, StudentModel
-from evalsuite.models.mixers import AttentionShape, RecurrentMixer, SoftmaxMixer
+from evalsuite.models.mixers import RecurrentMixer, SoftmaxMixer
 from evalsuite.models.vllm_plugin.sharding import local_mixer
 from evalsuite.models.vllm_plugin.state import state_bytes
 
@@ -51,15 +51,6 @@ def build_meta_mixers(config: StudentConfig) -> list[Any]:
                 f"{', '.join(overridden + unknown)}); use --engine torch"
             )
     return layers
-
-
-def attention_shapes(config: StudentConfig, layers: list[Any]) -> list[AttentionShape | None]:
-    """Shape of each softmax or sliding-window layer; None for recurrent layers."""
-    eps = config.base.rms_norm_eps
-    return [
-        AttentionShape.from_attention(mixer, eps, layer) if mixer.served_as == "attention" else None
-        for layer, mixer in enumerate(layers)
-    ]
 
 
 def max_state_bytes(layers: list[Any], tp_size: int, dtype: torch.dtype) -> int:

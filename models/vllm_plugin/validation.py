@@ -7,9 +7,9 @@ from transformers import AutoConfig
 
 from evalsuite.foundation import ConfigError, MissingDependencyError
 from evalsuite.models.decoder import StudentConfig
-from evalsuite.models.decoder.config import LLAMA_STYLE
+from evalsuite.models.decoder.families import FAMILIES, family_of
 from evalsuite.models.mixers import MIXERS, StateKind
-from evalsuite.models.vllm_plugin.meta_model import attention_shapes, build_meta_mixers
+from evalsuite.models.vllm_plugin.meta_model import build_meta_mixers
 from evalsuite.models.vllm_plugin.sharding import validate_heads, validate_options
 
 
@@ -102,19 +102,18 @@ def validate_student(config: Any, tp_size: int) -> None:
         raise ConfigError(
             f"vLLM's MLP of Llama-style models supports silu, not '{activation}'; use --engine torch"
         )
-    if config.base.model_type not in LLAMA_STYLE:
+    if not family_of(config.base).served_by_vllm:
+        served = [name for name, family in FAMILIES.items() if family.served_by_vllm]
         raise ConfigError(
             f"students of {config.base.model_type} teachers cannot be served by vLLM, only those of "
-            f"{', '.join(LLAMA_STYLE)}; use --engine torch"
+            f"{', '.join(served)}; use --engine torch"
         )
-    layers = build_meta_mixers(config)
-    for mixer, shape in zip(layers, attention_shapes(config, layers), strict=True):
+    for mixer in build_meta_mixers(config):
+        shape = mixer.attention_shape
         if mixer.served_as == "recurrence":
             validate_options(mixer, tp_size)
-            validate_heads(mixer.name, mixer.attention_shape, mixer.num_kv_heads, tp_size)
-        elif shape is not None and (
-            shape.num_heads % tp_size or (shape.num_kv_heads % tp_size and tp_size % shape.num_kv_heads)
-        ):
+            validate_heads(mixer.name, shape, mixer.num_kv_heads, tp_size)
+        elif shape.num_heads % tp_size or (shape.num_kv_heads % tp_size and tp_size % shape.num_kv_heads):
             raise ConfigError(
                 f"tensor_parallel_size = {tp_size}: softmax layers have {shape.num_heads} heads on "
                 f"{shape.num_kv_heads} key and value heads, which do not divide"

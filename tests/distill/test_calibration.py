@@ -9,11 +9,12 @@ from pydantic import ValidationError
 
 from evalsuite.distill import Recipe, distill
 from evalsuite.distill.calibration import calibrate_students, calibration_sequences
-from evalsuite.distill.objectives.layer_activations import LayerActivations, each_layer, run_mixer
+from evalsuite.distill.objectives.forward import hidden_states
 from evalsuite.distill.training.builders import build_models, override_mixers
 from evalsuite.distill.types import MicroBatch
 from evalsuite.foundation import ConfigError, read_jsonl
 from evalsuite.models import load_checkpoint
+from evalsuite.models.decoder.block import LayerActivations
 
 TAYLOR = {"method": "taylor", "data": "pocket", "num_sequences": 2, "seq_len": 64}
 CHANGED = ("a_proj.bias", "b_proj.weight", "v_proj.weight")
@@ -33,11 +34,11 @@ def layer_errors(recipe: Recipe, *, calibrated: bool) -> torch.Tensor:
     batch, errors = MicroBatch(ids, ids), {}
 
     def compare(layer: int, activations: LayerActivations) -> None:
-        found = run_mixer(model.model.layers[layer], activations.input, activations, batch)
+        found, _ = model.model.layers[layer].mix(activations.input, activations.context)
         errors[layer] = (found - activations.output).square().sum() / activations.output.square().sum()
 
-    with torch.no_grad(), each_layer(models.teacher, set(range(len(model.model.layers))), compare):
-        models.teacher.model(ids)
+    with torch.no_grad():
+        hidden_states(models.teacher, batch, observe=compare)
     return torch.stack([errors[layer] for layer in sorted(errors)])
 
 

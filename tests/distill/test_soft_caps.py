@@ -10,9 +10,9 @@ from torch.nn.functional import cross_entropy, kl_div
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from evalsuite.distill import distill
-from evalsuite.distill.objectives.forward import hidden_states, set_attention, teacher_hidden_states
+from evalsuite.distill.objectives.forward import hidden_states, set_attention
 from evalsuite.distill.recipe.stage import Stage
-from evalsuite.distill.types import MicroBatch, StudentWithLoss
+from evalsuite.distill.types import MicroBatch
 from evalsuite.foundation import read_jsonl
 from evalsuite.models import build_student, load_checkpoint
 
@@ -102,7 +102,7 @@ def test_losses_and_gradients_are_those_of_the_capped_logits(gemma: Any, mixers:
     ids = torch.randint(0, gemma.config.vocab_size, (2, 21), generator=torch.Generator().manual_seed(2))
     batch = MicroBatch(ids[:, :-1], ids[:, 1:])
     student: Any = build_student(gemma, mixers)
-    losses = stage.start(gemma, [StudentWithLoss(student)], torch.device("cpu"))
+    losses = stage.start(gemma, [student], torch.device("cpu"))
     losses.zero()
     losses.backward(batch, batch.labels.numel())
     weights = {name: each for name, each in student.named_parameters() if each.grad is not None}
@@ -124,7 +124,7 @@ def test_packed_documents_have_caps_and_windows_too(gemma: Any) -> None:
     ids = torch.randint(0, gemma.config.vocab_size, (2, 32), generator=torch.Generator().manual_seed(3))
     places = torch.cat([torch.arange(12), torch.arange(20), torch.arange(32)]).view(2, 32)
     batch = MicroBatch(ids, ids, None, places, torch.tensor([0, 12, 32, 64], dtype=torch.int32))
-    wanted = teacher_hidden_states(gemma, batch)
+    wanted = hidden_states(gemma, batch)
     student: Any = build_student(gemma, "softmax")
     torch.testing.assert_close(hidden_states(student, batch), wanted, rtol=1e-5, atol=1e-5)
     alone = gemma.model(ids[:1, 12:]).last_hidden_state

@@ -28,16 +28,16 @@ from evalsuite.distill.trainable import TRAINABLE_SETS, trainable_names
 from evalsuite.distill.training.distributed import ProcessGroup
 from evalsuite.distill.training.estimate import stage_memory
 from evalsuite.distill.training.fsdp import select_strategy
-from evalsuite.distill.training.placement import prepare_teacher
+from evalsuite.distill.training.placement import check_head
 from evalsuite.distill.training.provenance import package_versions
 from evalsuite.distill.training.train_step import TrainStep
 from evalsuite.distill.types import GlobalBatch, MicroBatch
 from evalsuite.foundation import write_json
 from evalsuite.models.benchmark.random_models import parse_mixers, read_shape, shape_names
 from evalsuite.models.decoder import StudentConfig, StudentForCausalLM
+from evalsuite.models.decoder.config import decoder_config
 from evalsuite.models.decoder.cost import ModelCost, peak_flops
 from evalsuite.models.decoder.deferred_init import DrawnWeights, replace_parameters
-from evalsuite.models.ops.apply import apply_fused_kernels
 from tests.parity.exit_codes import exit_with
 
 TINY = {
@@ -95,7 +95,7 @@ def build(options: argparse.Namespace, config: Any, stage: Stage, group: Process
 
     dtype = torch.bfloat16 if group.device.type == "cuda" else torch.float32
     teacher_weights = RandomOnDevice(
-        lambda: AutoModelForCausalLM.from_config(config, dtype=torch.float32), group.device
+        lambda: AutoModelForCausalLM.from_config(decoder_config(config), dtype=torch.float32), group.device
     )
     mixers = parse_mixers(options.mixer, config.num_hidden_layers)
     student_config = StudentConfig(config.to_dict(), mixers, attn_implementation="sdpa")
@@ -111,8 +111,7 @@ def build(options: argparse.Namespace, config: Any, stage: Stage, group: Process
     else:
         teacher = teacher_weights.whole(dtype, (), {})
         student = student_weights.whole(dtype, trained, dict(teacher.named_parameters()))
-    apply_fused_kernels(student)
-    return prepare_teacher(teacher.eval().requires_grad_(False)), student.train()
+    return check_head(teacher.eval().requires_grad_(False)), student.train()
 
 
 def random_batch(options: argparse.Namespace, vocab_size: int, group: ProcessGroup) -> GlobalBatch:

@@ -140,7 +140,7 @@ def _step(bench: Bench, mixer: str) -> dict[str, dict[str, float]]:
             train_state = bench.student(mixer, stage, dtype)
             teacher = bench.teacher(dtype, fused=True)
             batch = MicroBatch(input_ids, labels)
-            losses = stage.start(teacher, [train_state.student_with_loss], bench.device)
+            losses = stage.start(teacher, [train_state.model], bench.device)
             losses.backward(batch, labels.numel())
             loss = losses.reduce(bench.process_group.all_reduce)[0][0, 0]
             assert train_state.flat_grads is not None

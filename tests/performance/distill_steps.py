@@ -19,10 +19,9 @@ from evalsuite.distill.training.distributed import ProcessGroup
 from evalsuite.distill.training.fsdp import select_strategy
 from evalsuite.distill.training.train_step import StudentTrainState, TrainStep
 from evalsuite.distill.types import GlobalBatch, MicroBatch
-from evalsuite.models.decoder.build import student_config
+from evalsuite.models.decoder.build import student_config, to_decoder
 from evalsuite.models.decoder.cost import ModelCost, peak_flops
 from evalsuite.models.decoder.deferred_init import DrawnWeights
-from evalsuite.models.ops.apply import apply_fused_kernels
 
 WARMUP_STEPS = 5
 """Untimed steps, in which kernels are autotuned and the micro-batch is captured."""
@@ -99,13 +98,9 @@ class Bench:
         teacher: Any = copy.deepcopy(self.reference)
         for parameter in teacher.parameters():
             parameter.data = parameter.data.to(dtype)
-        if fused:
-            apply_fused_kernels(teacher)
-        return teacher
+        return to_decoder(teacher) if fused else teacher
 
-    def student(
-        self, mixer: str, stage: Stage, dtype: torch.dtype, *, fused: bool = True
-    ) -> StudentTrainState:
+    def student(self, mixer: str, stage: Stage, dtype: torch.dtype) -> StudentTrainState:
         """A new student, prepared for `stage`."""
         from evalsuite.models import build_student
 
@@ -115,8 +110,6 @@ class Bench:
 
             names = {name for name, _ in model.named_parameters()}
             model = shard(WeightsOf(model), self.device, dtype, names)
-        if fused:
-            apply_fused_kernels(model)
         train_state = select_strategy(model)(mixer, model.train(), dtype)
         train_state.begin_stage(stage)
         return train_state
@@ -195,7 +188,7 @@ class Bench:
         """
         batch_size = batch_size or self.batch_size
         teacher = self.teacher(self.dtype, fused=False)
-        train_state = self.student(mixer, self.stage("kd"), torch.float32, fused=False)
+        train_state = self.student(mixer, self.stage("kd"), torch.float32)
         train_state.end_stage()
         student: Any = train_state.model
         if self.bf16 and not autocast:

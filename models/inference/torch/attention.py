@@ -19,13 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, PreTrainedModel
-from transformers.models.llama.modeling_llama import LlamaAttention
-from transformers.models.mistral.modeling_mistral import MistralAttention
-from transformers.models.qwen2.modeling_qwen2 import Qwen2Attention
-from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
 from evalsuite.models.inference.torch.unpadding import UnpaddedLayout
-from evalsuite.models.mixers import AttentionSpan, Mixer
+from evalsuite.models.mixers import AttentionSpan, Mixer, SoftmaxMixer
 from evalsuite.models.ops.attention import branch_attention, decode_attention, rotate_and_store
 
 NAME = "evalsuite"
@@ -233,18 +229,12 @@ class FusedAttention:
                 del module.__dict__["forward"]
 
 
-_FUSIBLE = (LlamaAttention, MistralAttention, Qwen2Attention, Qwen3Attention)
-
-
 def _is_fusible(module: Any, devices: tuple[str, ...] = ("cuda",)) -> bool:
-    if not isinstance(module, _FUSIBLE) or "forward" in module.__dict__:
+    if not isinstance(module, SoftmaxMixer):
         return False
-    weight: Tensor = module.q_proj.weight
-    span = (
-        module.span if isinstance(module, Mixer) else AttentionSpan(getattr(module, "sliding_window", None))
-    )
-    everything = span is not None and span.window is None
-    plain = everything and module.head_dim <= 256 and module.head_dim % 2 == 0
+    shape, weight = module.attention_shape, module.q_proj.weight
+    known = shape.rotary and shape.qk_norm != "all_heads" and shape.soft_cap is None
+    plain = known and module.span.window is None and shape.head_dim <= 256 and shape.head_dim % 2 == 0
     half = weight.dtype in (torch.bfloat16, torch.float16)
     return plain and half and weight.device.type in devices
 

@@ -79,7 +79,7 @@ class TorchBenchmark(Benchmark):
             found.clear()
             hidden, cache = self.runner.prefill(prompts, keep=True)
             assert cache is not None
-            self.runner.lm_head(hidden[:, -1]).argmax(-1)
+            self.runner.head.logits(hidden[:, -1]).argmax(-1)
             found.append(cache)
 
         if point.context * point.batch <= WARM_UP_TOKENS:

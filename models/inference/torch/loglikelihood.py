@@ -127,7 +127,7 @@ class LoglikelihoodBatch:
 
     def _score(self, hidden: Tensor, targets: TargetIndex) -> None:
         max_rows = max(1, self._limits.max_logits // self._runner.vocab_size)
-        self._parts.append(targets.score(self._runner.lm_head, hidden.flatten(0, 1), max_rows))
+        self._parts.append(targets.score(self._runner.head.logits, hidden.flatten(0, 1), max_rows))
 
     def responses(self) -> list[ScoreResponse]:
         """One response per request; an error where a log-probability is not finite."""

@@ -3,7 +3,6 @@
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from evalsuite.models.decoder.cache import CACHE
+from evalsuite.models.decoder.head import LanguageModelHead
 from evalsuite.models.inference.batching import to_device
 from evalsuite.models.inference.proof import UnsupportedModelError, largest_deviation
 from evalsuite.models.inference.torch.attention import AttentionMasks, AttentionOverride, FusedAttention
@@ -19,6 +19,7 @@ from evalsuite.models.inference.torch.fusion.layers import FusedLayers
 from evalsuite.models.inference.torch.fusion.norms import FusedNorms
 from evalsuite.models.inference.torch.kv_cache import BranchingCache, KVCache, pad_right
 from evalsuite.models.inference.torch.unpadding import make_unpadded_layout
+from evalsuite.models.mixers import Mixer
 
 
 class ModelRunner:
@@ -34,12 +35,12 @@ class ModelRunner:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.decoder: nn.Module = model.get_decoder()
-        self.lm_head: Any = make_head(model)
+        self.head = LanguageModelHead.of(model)
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype
         config = model.config.get_text_config()
         self.num_layers = int(config.num_hidden_layers)
-        self.vocab_size = int(self.lm_head.weight.shape[0])
+        self.vocab_size = int(self.head.weight.shape[0])
         self._widths = int(config.hidden_size), int(getattr(config, "intermediate_size", 0) or 0)
         self._attention = AttentionOverride(model)
         self._norms = FusedNorms(self.decoder)
@@ -47,7 +48,8 @@ class ModelRunner:
         self.fused_attention = FusedAttention(self.decoder)
         self._takes_token_mask = "token_mask" in inspect.signature(self.decoder.forward).parameters
         # On a GPU the number of kernels matters more than padding; a recurrence needs padded rows.
-        self.unpads = self.device.type == "cpu" and not self._takes_token_mask
+        has_states = any(isinstance(each, Mixer) and each.cache_spec().states for each in model.modules())
+        self.unpads = self.device.type == "cpu" and not has_states
         self._check(model)
 
     @torch.inference_mode()
@@ -56,7 +58,7 @@ class ModelRunner:
         count = min(16, self.vocab_size)
         tokens = torch.linspace(0, self.vocab_size - 1, count).long()[None].to(self.device)
         full = model(input_ids=tokens, use_cache=False).logits[0]
-        parts = self.lm_head(self.decoder(input_ids=tokens, use_cache=False).last_hidden_state)[0]
+        parts = self.head.logits(self.decoder(input_ids=tokens, use_cache=False).last_hidden_state)[0]
         if (deviation := largest_deviation([full], [parts])) is not None:
             raise UnsupportedModelError(
                 f"{type(model).__name__}: the head on the decoder's output differs from the model's own "
@@ -152,52 +154,6 @@ class ModelRunner:
                 input_ids=tokens, position_ids=positions, use_cache=True, **{CACHE: cache}, **extra
             ).last_hidden_state
             return hidden
-
-
-@dataclass(frozen=True, slots=True)
-class LogitTransform:
-    """What a model does with the product of its head: cap · tanh(scale · logit / cap)."""
-
-    scale: float
-    cap: float | None
-
-    def __call__(self, logits: Tensor) -> Tensor:
-        """Logits [..., V] of products [..., V]."""
-        logits = logits if self.scale == 1.0 else logits * self.scale
-        return logits if self.cap is None else self.cap * torch.tanh(logits / self.cap)
-
-
-def logit_transform(config: Any) -> LogitTransform:
-    """The scale and soft cap of a model's logits; Cohere multiplies them, Granite divides them."""
-    base: Any = getattr(config, "base", config.get_text_config())
-    scale = (getattr(base, "logit_scale", None) or 1.0) / (getattr(base, "logits_scaling", None) or 1.0)
-    return LogitTransform(scale, getattr(base, "final_logit_softcapping", None))
-
-
-def make_head(model: PreTrainedModel) -> Any:
-    """The head of a causal language model, with the transform of its logits, if any."""
-    head: nn.Module = model.get_output_embeddings()
-    transform = logit_transform(model.config)
-    return head if transform == LogitTransform(1.0, None) else TransformedHead(head, transform)
-
-
-class TransformedHead(nn.Module):
-    """A head and what the model does with its product."""
-
-    def __init__(self, head: nn.Module, transform: LogitTransform) -> None:
-        super().__init__()
-        self.head, self.transform = head, transform
-
-    @property
-    def weight(self) -> Tensor:
-        """Weight of the head [V, D]."""
-        weight = self.head.weight
-        assert isinstance(weight, Tensor)
-        return weight
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """Logits [..., V] of hidden states [..., D]."""
-        return self.transform(self.head(hidden))
 
 
 @contextmanager

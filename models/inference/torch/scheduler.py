@@ -75,7 +75,7 @@ class DecodeBatch:
         view = self.cache.view(num_seqs, length, position)
         hidden = self.runner.forward(self.token[:num_seqs, None], position[:, None], view, masks)
         self.needs_masks = masks.built
-        logits: Tensor = self.runner.lm_head(hidden[:, 0])
+        logits: Tensor = self.runner.head.logits(hidden[:, 0])
         return logits
 
     def step(self, num_seqs: int, length: int) -> None:
@@ -275,7 +275,7 @@ class GenerationScheduler:
         self.batch.cache.write(slots, cache)
         sampling = SamplingMetadata.from_requests(requests, last.device)
         num_generated = torch.zeros_like(cache.lengths)
-        tokens, non_finite = sample(self.runner.lm_head(last), sampling, num_generated)
+        tokens, non_finite = sample(self.runner.head.logits(last), sampling, num_generated)
         target = torch.tensor(slots, device=last.device)
         new = [tokens, cache.lengths, num_generated + 1, non_finite]
         new += [sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed_states]

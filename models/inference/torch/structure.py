@@ -8,16 +8,11 @@ from typing import Any
 
 from evalsuite.models.checkpoints.positions import rotary_limit
 from evalsuite.models.decoder import StudentConfig
+from evalsuite.models.decoder.families import FAMILIES, FOREIGN_WINDOWS
 from evalsuite.models.inference.proof import TOKENS
 
 LAYER_TYPES = ("full_attention", "sliding_attention")
 """Types of layers (`layer_types` of a config) that engine torch computes."""
-WINDOW_FAMILIES = (
-    "cohere2", "exaone4", "gemma2", "gemma3_text", "gemma4_text", "ministral", "mistral", "mixtral", "olmo3",
-    "phi3", "qwen2", "qwen3", "qwen3_moe", "starcoder2",
-)  # fmt: skip
-"""Model types whose windows are known to be those of `attention_forward`: tests/parity/model_families.py
-compares them with transformers on texts longer than a window."""
 _WINDOWS = ("sliding_window", "window_size", "attention_window_size", "local_window_size")
 _CHUNKS = ("attention_chunk_size",)
 
@@ -41,6 +36,10 @@ def unknown_structure(config: Any, max_length: int) -> str | None:
             return f"its attention is in chunks ({name} = {getattr(inner, name)})"
     for name in _WINDOWS:
         window = getattr(inner, name, None)
-        if isinstance(window, int) and window >= TOKENS and inner.model_type not in WINDOW_FAMILIES:
+        if (
+            isinstance(window, int)
+            and window >= TOKENS
+            and inner.model_type not in (*FAMILIES, *FOREIGN_WINDOWS)
+        ):
             return f"it has windows ({name} = {window}) beyond the {TOKENS} tokens that are tried at load"
     return None

@@ -59,13 +59,15 @@ def verify_cache(runner: ModelRunner, model: PreTrainedModel) -> None:
     ]
     hidden, cache = runner.prefill([_start(text) for text in texts], keep=True)
     assert cache is not None
-    _compare(model, "in a batch", whole, runner.lm_head(hidden), [(0, len(_start(text))) for text in texts])
+    _compare(
+        model, "in a batch", whole, runner.head.logits(hidden), [(0, len(_start(text))) for text in texts]
+    )
     # Branches in another order than their contexts, as choices of questions are.
     order = list(reversed(range(len(texts))))
     rest = [texts[row][len(_start(texts[row])) : -STEPS] for row in order]
     hidden, _ = runner.prefill(rest, parent=cache, parent_rows=order)
     places = [(len(_start(texts[row])), len(texts[row]) - STEPS) for row in order]
-    _compare(model, "in parts", [whole[row] for row in order], runner.lm_head(hidden), places)
+    _compare(model, "in parts", [whole[row] for row in order], runner.head.logits(hidden), places)
     logits = _decode(runner, texts, cache)
     places = [(len(_start(text)), len(_start(text)) + STEPS) for text in texts]
     _compare(model, "token by token", whole, logits, places)

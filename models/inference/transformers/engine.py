@@ -67,7 +67,9 @@ class TransformersEngine(InProcessEngine):
     @classmethod
     def open(cls, path: str, settings: EngineSettings) -> "TransformersEngine":
         """Loads the checkpoint."""
-        return cls(load_checkpoint(path, **settings.loading), max_length=settings.max_length)
+        return cls(
+            load_checkpoint(path, as_decoder=False, **settings.loading), max_length=settings.max_length
+        )
 
     def benchmark(self) -> "Benchmark":
         """Measures transformers' own `generate`."""

@@ -21,7 +21,8 @@ def _samples(draw: Draw) -> Iterator[tuple[Any, ...]]:
 
 @op(
     training=Kernel(
-        module="rotary.training", where=lambda x, cos, sin: x.requires_grad and _rotates_all(x, cos, sin)
+        module="rotary.training",
+        where=lambda x, cos, sin: torch.is_grad_enabled() and _rotates_all(x, cos, sin),
     ),
     inference=Kernel(module="rotary.inference", where=_rotates_all, samples=_samples),
 )

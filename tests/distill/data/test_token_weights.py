@@ -7,7 +7,7 @@ import torch
 from evalsuite.distill.data.loader import collate
 from evalsuite.distill.data.packing import Document, PackedSequence, pack_documents
 from evalsuite.distill.data.token_weights import sequence_weights, step_weights
-from evalsuite.distill.objectives.forward import hidden_states, lm_head
+from evalsuite.distill.objectives.forward import hidden_states
 from evalsuite.distill.recipe.config import TokenWeights
 from evalsuite.distill.recipe.stage import Stage
 from evalsuite.distill.training.distributed import ProcessGroup
@@ -16,6 +16,7 @@ from evalsuite.distill.types import GlobalBatch
 from evalsuite.foundation import ConfigError
 from evalsuite.foundation.strict import parse
 from evalsuite.models import build_student
+from evalsuite.models.decoder.head import LanguageModelHead
 from tests.distill.stage_data import stage_data
 
 WEIGHTS = TokenWeights(copied=4, repeated=2)
@@ -110,7 +111,7 @@ def test_output_losses_are_weighted_means(teacher, tokenizer, small_recipe, stag
     with torch.no_grad():
         rows = [batch.select(hidden_states(model, batch)) for model in (state.model, teacher)]
         log_s, log_t = (
-            lm_head(model).logits(row).log_softmax(-1)
+            LanguageModelHead.of(model).logits(row).log_softmax(-1)
             for model, row in zip((state.model, teacher), rows, strict=True)
         )
         if "top_k" in loss:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from evalsuite.distill import distill
-from evalsuite.distill.objectives.forward import hidden_states, teacher_hidden_states
+from evalsuite.distill.objectives.forward import hidden_states
 from evalsuite.distill.training.held_out import HeldOut, held_out_batches
 from evalsuite.distill.types import MicroBatch
 from evalsuite.foundation import ConfigError, read_jsonl
@@ -77,7 +77,7 @@ def test_training_and_held_out_targets_are_the_same(
     held_out = HeldOut(teacher, batches)
     with torch.no_grad():
         for batch, target in zip(batches, held_out._targets, strict=True):
-            found = batch.select(teacher_hidden_states(teacher, batch))
+            found = batch.select(hidden_states(teacher, batch))
             torch.testing.assert_close(found, target, rtol=0, atol=0)
     assert held_out.kl(teacher) == pytest.approx(0, abs=1e-7)
     assert held_out.hidden_distance(teacher) == 0
@@ -89,8 +89,7 @@ def test_a_student_of_a_teacher_with_windows_gives_its_own_targets() -> None:
     ids = torch.randint(0, 61, (2, 12), generator=torch.Generator().manual_seed(1))
     batch = MicroBatch(ids, ids)
     wanted = student.model(input_ids=ids).last_hidden_state
-    for found in (teacher_hidden_states(student, batch), hidden_states(student, batch)):
-        torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+    torch.testing.assert_close(hidden_states(student, batch), wanted, rtol=0, atol=0)
 
 
 def test_a_recurrent_teacher_has_no_attention_matrices(

@@ -21,7 +21,7 @@ from evalsuite.distill.types import GlobalBatch, MicroBatch
 from evalsuite.foundation import ConfigError, DataError, read_jsonl
 from evalsuite.foundation.strict import parse
 from evalsuite.models import build_student, load_checkpoint
-from evalsuite.models.ops.apply import apply_fused_kernels
+from evalsuite.models.decoder.build import to_decoder
 from evalsuite.reports.records.loss_curves import parse_loss_curves
 from tests.distill.stage_data import stage_data
 
@@ -256,9 +256,8 @@ def test_validation_with_a_large_vocabulary_fits_with_training() -> None:
     torch.cuda.reset_peak_memory_stats()
     with torch.device("cuda"):
         torch.manual_seed(0)
-        teacher: Any = LlamaForCausalLM(config).bfloat16().eval().requires_grad_(False)
+        teacher: Any = to_decoder(LlamaForCausalLM(config).bfloat16().eval().requires_grad_(False))
     student: Any = build_student(teacher, "gated_deltanet").float()
-    apply_fused_kernels(student)
     settings = {"objective": "kd", "data": "x", "lr": 1e-4, "seq_len": 1024, "batch_size": 8}
     kd = Stage.model_validate({"name": "kd", "tokens": 8192 * 10, **settings})
     state = StudentTrainState("s", student, torch.bfloat16)

@@ -3,7 +3,7 @@
 import torch
 
 from evalsuite.models import build_student
-from evalsuite.models.decoder.model import packed_mask
+from evalsuite.models.decoder.packing import packed_mask
 from evalsuite.models.mixers import AttentionSpan
 
 

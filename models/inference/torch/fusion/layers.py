@@ -11,24 +11,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaMLP, LlamaRMSNorm
-from transformers.models.mistral.modeling_mistral import MistralDecoderLayer, MistralMLP, MistralRMSNorm
-from transformers.models.qwen2.modeling_qwen2 import Qwen2DecoderLayer, Qwen2MLP, Qwen2RMSNorm
-from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3MLP, Qwen3RMSNorm
 
+from evalsuite.models.decoder.block import Block, Context
+from evalsuite.models.decoder.families import PRE
 from evalsuite.models.inference.torch.fusion.projections import JoinedProjections
 from evalsuite.models.mixers.base import RecurrentMixer
 from evalsuite.models.mixers.layers import PerHeadLinear
 from evalsuite.models.ops.rms_norm import rms_norm
 from evalsuite.models.ops.swiglu import swiglu
-
-KNOWN: dict[type[nn.Module], tuple[type[nn.Module], type[nn.Module]]] = {
-    LlamaDecoderLayer: (LlamaMLP, LlamaRMSNorm),
-    MistralDecoderLayer: (MistralMLP, MistralRMSNorm),
-    Qwen2DecoderLayer: (Qwen2MLP, Qwen2RMSNorm),
-    Qwen3DecoderLayer: (Qwen3MLP, Qwen3RMSNorm),
-}
-"""Layers whose code is known, with the classes of their MLPs and norms."""
 
 
 class FusedLayers:
@@ -58,14 +48,11 @@ class FusedLayers:
 
 
 def _is_fusible(layer: Any) -> bool:
-    if type(layer) not in KNOWN or "forward" in layer.__dict__:
+    if not isinstance(layer, Block) or layer.family.norms != PRE or layer.family.gain != "rounded_first":
         return False
-    mlp, norm = layer.mlp, layer.post_attention_layernorm
-    if (type(mlp), type(norm)) != KNOWN[type(layer)] or "forward" in mlp.__dict__:
-        return False
+    mlp = layer.mlp
     half = mlp.down_proj.weight.dtype in (torch.bfloat16, torch.float16)
-    projections = (mlp.gate_proj, mlp.up_proj, mlp.down_proj)
-    return mlp.config.hidden_act == "silu" and half and all(map(_is_plain, projections))
+    return layer.is_swiglu and half and all(map(_is_plain, (mlp.gate_proj, mlp.up_proj, mlp.down_proj)))
 
 
 def _is_plain(layer: nn.Module) -> bool:
@@ -84,10 +71,9 @@ def _joint_projections(layer: Any) -> list[list[nn.Linear]]:
     return [[each for each in plain if isinstance(each, nn.Linear)], [mlp.gate_proj, mlp.up_proj]]
 
 
-def _forward(layer: Any, hidden_states: Tensor, **arguments: Any) -> Tensor:
+def _forward(layer: Block, hidden_states: Tensor, context: Context, **_: Any) -> Tensor:
     """Forward pass of a fusible layer, hidden states [B, T, width]."""
-    normed = layer.input_layernorm(hidden_states)
-    mixed = layer.self_attn(hidden_states=normed, **arguments)[0]
+    mixed, _attention = layer.mix(layer.input_layernorm(hidden_states), context)
     norm, mlp = layer.post_attention_layernorm, layer.mlp
     normed, hidden = rms_norm(mixed, norm.weight, norm.variance_epsilon, hidden_states)
     values = swiglu(mlp.gate_proj(normed), mlp.up_proj(normed))

@@ -1,0 +1,239 @@
+"""The one decoder block: mixer and MLP with their norms, for all families, training and inference."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from evalsuite.models.decoder.cache import CACHE
+from evalsuite.models.decoder.families import Family
+from evalsuite.models.decoder.packing import packed_mask
+from evalsuite.models.mixers import AttentionSpan
+from evalsuite.models.ops.rms_norm import rms_norm
+from evalsuite.models.ops.swiglu import swiglu_linear
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Context:
+    """What the blocks of one forward pass share."""
+
+    config: Any
+    """The teacher's config."""
+    embeddings: Tensor
+    """Input of the first block [B, T, D]."""
+    rotary: Sequence[tuple[Tensor, Tensor]]
+    """cos and sin [1 or B, T, head_dim] of each layer."""
+    position_ids: Tensor
+    explicit_position_ids: Tensor | None = None
+    """Positions, if they were given: those that follow from the lengths encode no packing."""
+    attention_mask: Tensor | None = None
+    token_mask: Tensor | None = None
+    cu_seqlens: Tensor | None = None
+    row_length: int | None = None
+    """Of packed sequences: a length whose multiples none of them crosses."""
+    cache: Any = None
+    use_cache: bool | None = None
+    masks: Mapping[AttentionSpan, Tensor | None] = field(default_factory=dict)
+    """Masks that are made already."""
+
+    def with_masks(self, blocks: Iterable["Block"]) -> "Context":
+        """This context with the masks of these blocks."""
+        masks: dict[AttentionSpan, Tensor | None] = {}
+        for index, block in enumerate(blocks):
+            mixer = block.self_attn
+            if mixer.span is not None and mixer.span not in masks and self._masks_from_outside(mixer):
+                masks[mixer.span] = self.mask(index, mixer)
+        return replace(self, masks=masks)
+
+    def arguments(self, layer: int, mixer: Any) -> dict[str, Any]:
+        """Arguments of a mixer besides its input."""
+        return {
+            "position_embeddings": self.rotary[layer],
+            "attention_mask": self.mask(layer, mixer),
+            "position_ids": self.position_ids,
+            "use_cache": self.use_cache,
+            "token_mask": self.token_mask,
+            "cu_seqlens": self.cu_seqlens,
+            CACHE: self.cache,
+        }
+
+    def mask(self, layer: int, mixer: Any) -> Tensor | None:
+        """Attention mask of a mixer's span; None for plain causal attention and mixers without softmax."""
+        span: AttentionSpan | None = mixer.span
+        if span is None:
+            return None
+        if span in self.masks:
+            return self.masks[span]
+        if not self._masks_from_outside(mixer):
+            return None
+        if self.cu_seqlens is not None:
+            return packed_mask(self.cu_seqlens, self.embeddings, span, self.row_length)
+        config = copy(self.config)
+        config.sliding_window = span.window
+        make = create_causal_mask if span.window is None else create_sliding_window_causal_mask
+        mask: Tensor | None = make(
+            config=config,
+            inputs_embeds=self.embeddings,
+            attention_mask=self.attention_mask,
+            position_ids=self.explicit_position_ids,
+            layer_idx=layer,
+            **{CACHE: self.cache},
+        )
+        return mask
+
+    def _masks_from_outside(self, mixer: Any) -> bool:
+        """Whether a mixer with softmax attention needs a mask: one with a state, which knows its positions,
+        makes it itself, but for packed sequences."""
+        return self.cu_seqlens is not None or not mixer.cache_spec().states
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class LayerActivations:
+    """What one block read and wrote; packed sequences are one row [1, B · T, …]."""
+
+    context: Context
+    position_embeddings: tuple[Tensor, Tensor]
+    block_input: Tensor
+    """The residual stream [B, T, D]."""
+    input: Tensor
+    """Of the mixer, after the norm [B, T, D]."""
+    output: Tensor
+    """Of the mixer [B, T, D]."""
+    attention: Tensor | None
+    """Attention weights [B, H, T, T], from eager softmax attention only."""
+    residual: Tensor
+    """The residual stream after the mixer [B, T, D]."""
+    block_output: Tensor
+    """The residual stream [B, T, D]."""
+
+
+Observer = Callable[[int, LayerActivations], None]
+"""Called with the number of each block and its activations when it has run."""
+
+
+class Block(GradientCheckpointingLayer):
+    """One decoder layer.
+
+    Args:
+        layer: transformers' decoder layer, whose modules the block takes over under their names.
+        mixer: takes the place of its attention.
+        family: that of the teacher.
+        index: number of the layer.
+    """
+
+    self_attn: Any
+    mlp: Any
+    recomputes: bool = False
+    """Whether only the input is stored, and all other activations are computed again in the backward pass.
+    Inside the module's hooks, by which FSDP gathers weights."""
+
+    def __init__(self, layer: nn.Module, mixer: nn.Module, family: Family, index: int) -> None:
+        super().__init__()
+        for name, module in layer.named_children():
+            self.add_module(name, mixer if name == "self_attn" else module)
+        self.family, self.index = family, index
+        config: Any = self.mlp.config
+        self.is_swiglu = getattr(config, "hidden_act", None) == "silu"
+        self.is_random = bool(getattr(config, "attention_dropout", 0))
+        """Whether it draws random numbers, which are then drawn again; a captured graph cannot do so."""
+
+    def with_mixer(self, mixer: nn.Module) -> "Block":
+        """This block with another mixer; norms and MLP are shared."""
+        other = copy(self)
+        other._modules = {**self._modules, "self_attn": mixer}
+        return other
+
+    def forward(
+        self,
+        hidden: Tensor,
+        context: Context,
+        *,
+        normed: Tensor | None = None,
+        observe: Observer | None = None,
+    ) -> Tensor:
+        """Run the block.
+
+        Args:
+            hidden: the residual stream [B, T, D].
+            context: of the forward pass.
+            normed: input of the mixer, in place of the block's own norm of `hidden`.
+            observe: called with the activations.
+
+        Returns:
+            The residual stream [B, T, D] after the block.
+        """
+        if self.recomputes and torch.is_grad_enabled():
+            found: Tensor = checkpoint(
+                self._run, hidden, context, normed, observe,
+                use_reentrant=False, preserve_rng_state=self.is_random,
+            )  # fmt: skip
+            return found
+        return self._run(hidden, context, normed, observe)
+
+    def mix(self, normed: Tensor, context: Context) -> tuple[Tensor, Tensor | None]:
+        """Output [B, T, D] of the mixer for its input, and attention weights, if it has any."""
+        found: tuple[Tensor, Tensor | None] = self.self_attn(
+            hidden_states=normed, **context.arguments(self.index, self.self_attn)
+        )
+        return found
+
+    def _run(
+        self, block_input: Tensor, context: Context, normed: Tensor | None, observe: Observer | None
+    ) -> Tensor:
+        hidden = block_input
+        if normed is None:
+            normed, hidden = self._norm(self.family.norms.mixer_input, hidden)
+        mixed, attention = self.mix(normed, context)
+        added, _ = self._norm(self.family.norms.mixer_output, mixed)
+        mlp_input, residual = self._norm(self.family.norms.mlp_input, added, hidden)
+        values, _ = self._norm(self.family.norms.mlp_output, self._mlp(mlp_input))
+        output = residual + values
+        if observe is not None:
+            observe(
+                self.index,
+                LayerActivations(
+                    context=context,
+                    position_embeddings=context.rotary[self.index],
+                    block_input=block_input,
+                    input=normed,
+                    output=mixed,
+                    attention=attention,
+                    residual=residual,
+                    block_output=output,
+                ),
+            )
+        return output
+
+    def _norm(self, name: str | None, x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        return add_norm(None if name is None else getattr(self, name), x, residual, self.family)
+
+    def _mlp(self, x: Tensor) -> Tensor:
+        mlp, down = self.mlp, self.mlp.down_proj
+        # Adapters and autocast need the modules' own calls.
+        if self.is_swiglu and type(down) is nn.Linear and x.dtype == down.weight.dtype:
+            return swiglu_linear(mlp.gate_proj(x), mlp.up_proj(x), down.weight, down.bias)
+        found: Tensor = mlp(x)
+        return found
+
+
+def add_norm(norm: Any, x: Tensor, residual: Tensor | None, family: Family) -> tuple[Tensor, Tensor]:
+    """The norm of x + residual, and the sum; without a norm the sum twice.
+
+    Args:
+        norm: an RMS norm of the family's transformers modules.
+        x: [B, T, D].
+        residual: of the same shape; without it the sum is x.
+    """
+    if norm is not None and family.gain == "rounded_first":
+        alike = all(each is None or each.dtype == x.dtype for each in (norm.weight, residual))
+        # transformers' norms round float64 to float32.
+        if alike and x.dtype != torch.float64:
+            return rms_norm(x, norm.weight, norm.variance_epsilon, residual)
+    hidden = x if residual is None else residual + x
+    return hidden if norm is None else norm(hidden), hidden

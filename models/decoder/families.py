@@ -1,0 +1,93 @@
+"""What distinguishes the families of teachers: the only place that knows one by name.
+
+A family is a model type of transformers: embed_tokens → layers (self_attn, mlp, norms) → norm → lm_head, with
+linear projections of Llama's names. What a layer's modules state themselves (head widths, QK-norms, biases,
+the scale of queries, layers without rotation) is read from them; see `AttentionShape`.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from evalsuite.foundation import ConfigError
+from evalsuite.foundation.registry import Registry
+
+
+class BlockNorms(NamedTuple):
+    """Names of a block's norms at their four places; None where there is none."""
+
+    mixer_input: str | None
+    mixer_output: str | None
+    mlp_input: str | None
+    mlp_output: str | None
+
+
+PRE = BlockNorms("input_layernorm", None, "post_attention_layernorm", None)
+POST = BlockNorms(None, "post_attention_layernorm", None, "post_feedforward_layernorm")
+SANDWICH = BlockNorms(
+    "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """Teachers of one architecture."""
+
+    norms: BlockNorms = PRE
+    gain: Literal["rounded_first", "rounded_last", "one_plus"] = "rounded_first"
+    """How an RMS norm multiplies x̂ = x / rms(x): w · round(x̂), round(w · x̂), or round((1 + w) · x̂)."""
+    caps_scores: bool = False
+    """Whether `attn_logit_softcapping` caps the attention scores, which sdpa cannot."""
+    scales_embeddings: bool = False
+    """Whether `embed_tokens` multiplies by a constant, which it holds as a buffer."""
+    rotary_by_layer_type: bool = False
+    """Whether the angles of a layer depend on its type."""
+    served_by_vllm: bool = False
+    """Whether the blocks are those of vLLM's Llama."""
+
+    @staticmethod
+    def window(config: Any, layer: int) -> int | None:
+        """Sliding window of a teacher's layer; None for full attention."""
+        width: int | None = getattr(config, "sliding_window", None)
+        types: list[str] | None = getattr(config, "layer_types", None)
+        return width if types is None or types[layer] == "sliding_attention" else None
+
+
+FAMILIES: Registry[Family] = Registry("family")
+for _name in ("llama", "mistral", "qwen2", "qwen3"):
+    FAMILIES.add(_name, Family(served_by_vllm=True))
+FAMILIES.add("smollm3", Family())
+FAMILIES.add("olmo2", Family(norms=POST, gain="rounded_last"))
+FAMILIES.add("olmo3", Family(norms=POST, gain="rounded_last", rotary_by_layer_type=True))
+FAMILIES.add("gemma2", Family(norms=SANDWICH, gain="one_plus", caps_scores=True, scales_embeddings=True))
+FAMILIES.add(
+    "gemma3_text",
+    Family(norms=SANDWICH, gain="one_plus", scales_embeddings=True, rotary_by_layer_type=True),
+)
+
+FOREIGN_WINDOWS = frozenset(
+    ("cohere2", "exaone4", "gemma4_text", "ministral", "mixtral", "phi3", "qwen3_moe", "starcoder2")
+)
+"""Model types besides the families whose windows are those that engine torch computes:
+tests/parity/model_families.py compares them with transformers on texts longer than a window."""
+
+
+def is_supported(config: Any) -> bool:
+    """Whether a transformers config is that of a family, as `StudentModel` computes it."""
+    return (
+        config.model_type in FAMILIES
+        and not getattr(config, "use_bidirectional_attention", False)
+        and getattr(config, "quantization_config", None) is None
+    )
+
+
+def check_family(kind: str) -> None:
+    """Raise ConfigError for a model type that is no family."""
+    if kind not in FAMILIES:
+        known = ", ".join(FAMILIES)
+        raise ConfigError(f"teacher architecture '{kind}' is not supported; supported: {known}")
+
+
+def family_of(config: Any) -> Family:
+    """The family of a teacher's config. Raises as `check_family`."""
+    check_family(config.model_type)
+    return FAMILIES[config.model_type]

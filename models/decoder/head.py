@@ -1,0 +1,45 @@
+"""The language-model head: a product with its weight, scaled or capped in some families."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LanguageModelHead:
+    """cap · tanh(scale · (W h + b) / cap), with W [V, D] and b those of `linear`."""
+
+    linear: Any
+    scale: float = 1.0
+    """Cohere multiplies logits, Granite divides them."""
+    soft_cap: float | None = None
+
+    @classmethod
+    def of(cls, model: Any) -> "LanguageModelHead":
+        """The head of a causal language model of transformers, or of ours."""
+        config = getattr(model.config, "base", None) or model.config.get_text_config()
+        scale = (getattr(config, "logit_scale", None) or 1.0) / (
+            getattr(config, "logits_scaling", None) or 1.0
+        )
+        return cls(model.get_output_embeddings(), scale, getattr(config, "final_logit_softcapping", None))
+
+    @property
+    def weight(self) -> Tensor:
+        """W."""
+        weight: Tensor = self.linear.weight
+        return weight
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [..., V] of hidden states [..., D]."""
+        return self.transform(self.linear(hidden))
+
+    def transform(self, logits: Tensor) -> Tensor:
+        """Logits [..., V] of the products with the weight."""
+        return soft_capped(logits if self.scale == 1.0 else logits * self.scale, self.soft_cap)
+
+
+def soft_capped(logits: Tensor, cap: float | None) -> Tensor:
+    """cap · tanh(logits / cap); the logits themselves without a cap."""
+    return logits if cap is None else cap * torch.tanh(logits / cap)
