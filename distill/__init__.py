@@ -11,7 +11,7 @@ from evalsuite.distill.recipe import Recipe, known_recipes, load_recipe, write_r
 
 if TYPE_CHECKING:
     from evalsuite.distill.training.estimate import Estimate, dry_run
-    from evalsuite.distill.training.interface import TrainingError
+    from evalsuite.distill.training.loop import TrainingError
     from evalsuite.distill.training.trainer import distill
 
 __all__ = [
@@ -27,7 +27,7 @@ __all__ = [
 
 _LAZY = {
     "distill": "training.trainer",
-    "TrainingError": "training.interface",
+    "TrainingError": "training.loop",
     "Estimate": "training.estimate",
     "dry_run": "training.estimate",
 }

@@ -23,11 +23,10 @@ from evalsuite.distill.selection.layer_sets import Direction, StopRule, top_laye
 from evalsuite.distill.selection.result import Snapshot
 from evalsuite.distill.training.checkpoint import Checkpointer
 from evalsuite.distill.training.divergence import DivergenceStop
-from evalsuite.distill.training.interface import Callback, Step, TrainingClock
-from evalsuite.distill.training.loop import TrainingLoop
+from evalsuite.distill.training.loop import StageLoop, Step
 from evalsuite.distill.training.stop_signals import StopSignals
 from evalsuite.distill.training.train_state import TrainState
-from evalsuite.distill.training.train_step import StepOutput, StudentTrainState, TrainStep
+from evalsuite.distill.training.train_step import StudentTrainState, TrainStep
 from evalsuite.distill.types import GlobalBatch
 from evalsuite.foundation import progress
 from evalsuite.models import StudentForCausalLM
@@ -65,9 +64,9 @@ class Candidates:
         process_group: Any = SingleProcessGroup(context.device)
         self._train_step = TrainStep(context.teacher, self.train_states, stage, process_group)
 
-    def step(self, data: GlobalBatch, number: int) -> StepOutput | None:
-        """One optimizer step of all candidates; None if this process has none: it may have no layer."""
-        return self._train_step(data, number) if self.train_states else None
+    def step(self, data: GlobalBatch, number: int) -> dict[str, Tensor]:
+        """One optimizer step of all candidates; no columns if this process has none: it may have no layer."""
+        return self._train_step(data, number) if self.train_states else {}
 
     @abstractmethod
     def scores(self) -> dict[Direction, dict[int, float]]:
@@ -177,7 +176,8 @@ class OneSwapTraining:
         self.progress_log: ProgressLog = context.progress_log(name, about)
         self._folder = self.progress_log.path.parent
         self.candidates: Candidates | None = None
-        self._checkpointer = Checkpointer(self._folder / "state", process_group)
+        interval = context.recipe.checkpoint.state_interval_seconds
+        self._checkpointer = Checkpointer(self._folder / "state", process_group, interval)
 
     def run(self, k: int, score: Direction, stop_rule: StopRule | None = None) -> list[Snapshot]:
         """Train to the end of the stage or, with a stop rule, until the top-K set by `score` is stable.
@@ -233,40 +233,42 @@ class OneSwapTraining:
         candidates = self.load_candidates()
         at = self._train_state.progress
         data = StageDataLoader(context.open_sources(), stage, state=at.data)
-        clock = TrainingClock(at.seconds)
         bar = progress(
             total=stage.steps, what=f"{self._folder.name} (one-swap)", unit="step", quiet=context.quiet
         )
         bar.update(at.step)
         labels = [student.label for student in candidates.train_states]
+        divergence = DivergenceStop(self._folder, stage, labels, None, {})
 
-        def snapshot(step: int, tokens: int) -> bool:
-            """Score the candidates; return whether training is complete."""
-            scores = self._gather(candidates.scores()) if self._scored else {}
-            self.progress_log.append(
-                {"step": step, "tokens": tokens, "seconds": clock.seconds, "scores": scores}
-            )
-            return self._count_snapshots(k, score, stop_rule) is not None
+        def log(step: Step, rows: Sequence[Mapping[str, float]], seconds: float) -> None:
+            divergence.check(step, rows)
 
         with (
             bar,
             closing(self._checkpointer),
             StopSignals(single=process_group.world_size == 1) as stop,
-        ):
-            TrainingLoop(
+            StageLoop(
                 stage,
                 self._train_state,
                 candidates.step,
                 process_group,
-                self._checkpointer if self._saves else None,
-                [
-                    DivergenceStop(self._folder, stage, labels, None, {}),
-                    _Snapshots(snapshot, bar.update, self._interval, stage.steps),
-                ],
-                clock,
                 stop,
-                save_interval=context.recipe.checkpoint.state_interval_seconds,
-            ).run(prefetch(islice(data, stage.steps - at.step)))
+                self._checkpointer if self._saves else None,
+                log,
+            ) as loop,
+        ):
+            for step in loop.steps(prefetch(islice(data, stage.steps - at.step))):
+                bar.update(1)
+                done = step.number + 1
+                if done % self._interval == 0 or done == stage.steps:
+                    # A candidate that has diverged has no score.
+                    loop.settle()
+                    scores = self._gather(candidates.scores()) if self._scored else {}
+                    seconds = loop.clock.seconds
+                    self.progress_log.append(
+                        {"step": done, "tokens": step.tokens, "seconds": seconds, "scores": scores}
+                    )
+                    loop.is_done = self._count_snapshots(k, score, stop_rule) is not None
             if self._saves:
                 self._checkpointer.save(self._train_state)
                 self._checkpointer.wait()
@@ -305,31 +307,6 @@ class OneSwapTraining:
             self.context.process_group.all_reduce(values)
             gathered[name] = [v if i in scored else None for i, v in enumerate(values.tolist())]
         return gathered
-
-
-class _Snapshots(Callback):
-    """Calls `snapshot` at intervals and after the last step, with the numbers of steps and tokens, until it
-    returns True."""
-
-    def __init__(
-        self,
-        snapshot: Callable[[int, int], bool],
-        advance: Callable[[int], object],
-        interval: int,
-        last: int,
-    ) -> None:
-        self._snapshot, self._advance, self._interval, self._last = snapshot, advance, interval, last
-
-    def after_step(self, step: Step) -> None:
-        """Advance the progress bar."""
-        self._advance(1)
-
-    def waits_for(self, step: Step) -> bool:
-        """A candidate that has diverged has no score."""
-        return (step.number + 1) % self._interval == 0 or step.number + 1 == self._last
-
-    def settled(self, step: Step) -> None:
-        self.is_done = self._snapshot(step.number + 1, step.tokens)
 
 
 class OneSwap:

@@ -10,6 +10,7 @@ A state can be loaded by another number of processes, and into sharded or whole 
 
 import pickle
 import shutil
+import time
 import warnings
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
@@ -43,10 +44,12 @@ class Checkpointer:
 
     Args:
         folder: holds nothing else; all processes see the same one.
+        interval: seconds between states, for `is_due`; 0: after every step.
     """
 
-    def __init__(self, folder: Path, process_group: ProcessGroup) -> None:
+    def __init__(self, folder: Path, process_group: ProcessGroup, interval: float = 0.0) -> None:
         self.folder, self._process_group = Path(folder), process_group
+        self._interval, self._saved_at = interval, time.monotonic()
         # The thread's messages must not mix with those of the training loop.
         self._group = process_group.new_control_group()
         self._writer: ThreadPoolExecutor | None = None
@@ -54,6 +57,11 @@ class Checkpointer:
         self._number = latest_number(self.folder)
         if process_group.is_main:
             self._remove_others(self._current)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the last state was begun, or a stage, at least the interval ago."""
+        return time.monotonic() - self._saved_at >= self._interval
 
     @property
     def _current(self) -> Path:
@@ -107,6 +115,7 @@ class Checkpointer:
         if self._writer is None:
             self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._number += 1
+        self._saved_at = time.monotonic()
         self._pending = self._writer.submit(self._write, self._number, staged, state, alone)
 
     def _write(self, number: int, tensors: dict[str, Tensor], state: dict[str, Any], alone: bool) -> None:

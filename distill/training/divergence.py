@@ -1,6 +1,7 @@
 """Stops training when a loss is not finite or has diverged."""
 
 import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ from safetensors.torch import save
 
 from evalsuite.distill.recipe.config import DivergenceConfig
 from evalsuite.distill.recipe.stage import Stage
-from evalsuite.distill.training.interface import Callback, DivergedError, Step, StepValues
+from evalsuite.distill.training.loop import DivergedError, Step
 from evalsuite.foundation import read_json, write_bytes, write_json
 from evalsuite.models.checkpoints.location import FAILED
 
@@ -16,7 +17,7 @@ SMOOTHING = 0.9
 """Weight of the past in the smoothed loss, an exponential moving average over steps."""
 
 
-class DivergenceStop(Callback):
+class DivergenceStop:
     """Raises DivergedError, and saves the batch of that step.
 
     Args:
@@ -37,16 +38,21 @@ class DivergenceStop(Callback):
         self._folder, self._stage, self._labels = folder, stage, labels
         self._config, self._memory = config, memory
 
-    def on_values(self, values: StepValues) -> None:
-        for label, row in zip(self._labels, values.rows, strict=True):
+    def check(self, step: Step, rows: Sequence[Mapping[str, float]]) -> None:
+        """Check the values of a step, one row per student.
+
+        Raises:
+            DivergedError: see `DivergenceStop`.
+        """
+        for label, row in zip(self._labels, rows, strict=True):
             if invalid := [name for name, value in row.items() if not math.isfinite(value)]:
                 found = {"loss": "the loss is", "grad_norm": "the gradient norm"}
                 found |= {name: name for name in invalid if name not in found}
                 reason = ", ".join(f"{title} {row[name]}" for name, title in found.items())
-                self._stop(values.step, label, reason)
+                self._stop(step, label, reason)
         if self._config is not None:
-            for label, row in zip(self._labels, values.rows, strict=True):
-                self._check(values.step, label, row["loss"], self._config)
+            for label, row in zip(self._labels, rows, strict=True):
+                self._check(step, label, row["loss"], self._config)
 
     def _check(self, step: Step, label: str, loss: float, config: DivergenceConfig) -> None:
         known = self._memory.get(label, {})

@@ -25,7 +25,7 @@ from evalsuite.distill.training.builders import (
     override_mixers,
     resolve_layer_selection,
 )
-from evalsuite.distill.training.interface import TrainingError
+from evalsuite.distill.training.loop import TrainingError
 from evalsuite.distill.training.placement import is_sharded
 from evalsuite.foundation import ConfigError, nearest
 from evalsuite.foundation.strict_yaml import read_yaml

@@ -173,7 +173,7 @@ class FSDPTrainState(StudentTrainState):
     def reduce_grads(self, process_group: ProcessGroup) -> None:
         """A no-op: FSDP reduces the gradients itself."""
 
-    def optimizer_step(self, stage: Stage, step: int) -> tuple[Tensor, float]:
+    def optimizer_step(self, stage: Stage, step: int) -> Tensor:
         local = [_local_grads(group) for group in self._groups]
         device = self._groups[0][0].device
         squares = torch.stack(
@@ -193,11 +193,10 @@ class FSDPTrainState(StudentTrainState):
                     torch._foreach_mul_(grads, scale)
         total = torch.linalg.vector_norm(norms)
         skip_unless_finite(self.optimizers, (grad for grads in local for grad in grads), total)
-        factor = stage.schedule.factor(step, stage.steps)
-        set_lr(self.optimizers, factor)
+        set_lr(self.optimizers, stage.schedule.factor(step, stage.steps))
         for optimizer in self.optimizers:
             optimizer.step()
-        return total, factor
+        return total
 
 
 def _local_grads(parameters: Collection[nn.Parameter]) -> list[Tensor]:

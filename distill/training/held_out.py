@@ -24,7 +24,6 @@ from evalsuite.distill.recipe.config import ValidationConfig
 from evalsuite.distill.recipe.data_sources import Subset
 from evalsuite.distill.recipe.stage import Stage
 from evalsuite.distill.training.builders import TrainingModels
-from evalsuite.distill.training.interface import Callback, Step, TrainingClock
 from evalsuite.distill.training.train_step import StudentTrainState
 from evalsuite.distill.types import MicroBatch
 from evalsuite.foundation import ConfigError, DataError
@@ -293,7 +292,7 @@ def residual_streams(model: Any, batch: MicroBatch) -> list[Tensor]:
     return found
 
 
-class Validation(Callback):
+class Validation:
     """Measures students on held-out sequences of a stage's data, packed and masked as in training.
 
     Every process measures all of them, since a sharded student runs in all processes at once.
@@ -309,24 +308,25 @@ class Validation(Callback):
         models: TrainingModels,
         train_states: Sequence[StudentTrainState],
         device: torch.device,
-        clock: TrainingClock,
         batches: HeldOutBatches,
     ) -> None:
         self._every, self._stage, self._batches = config.every_steps, stage, batches
         self._teacher, self._device = models.teacher, device
-        self._train_states, self._clock = train_states, clock
+        self._train_states = train_states
         self._held_out: HeldOut | None = None
 
-    def after_step(self, step: Step) -> None:
-        """Add `validation_ppl`, and `validation_kl` in nats per token if there is a teacher."""
-        done = step.number + 1
+    def measure(self, steps: int) -> list[dict[str, float]]:
+        """`validation_ppl` of every student, and `validation_kl` in nats per token if there is a teacher.
+
+        Args:
+            steps: completed in this stage; an empty list is returned unless a measurement is due.
+        """
         if self._batches.is_read(self._stage):
             self._batches.get(self._stage)
-        if done % self._every == 0 or done == self._stage.steps:
-            with self._clock.paused():
-                held_out = self._held_out = self._held_out or self._load()
-                for measured, train_state in zip(step.measured, self._train_states, strict=True):
-                    measured |= self._measure(held_out, train_state)
+        if steps % self._every and steps != self._stage.steps:
+            return []
+        self._held_out = self._held_out or self._load()
+        return [self._measure(self._held_out, train_state) for train_state in self._train_states]
 
     def _load(self) -> HeldOut:
         # A sharded teacher runs in all processes at once, at a step that all of them know.

@@ -6,12 +6,11 @@ from typing import Any
 
 import torch
 
-from evalsuite.distill.training.interface import Callback, Step
 from evalsuite.foundation import ConfigError
 from evalsuite.models.ops.dispatch import KernelPolicy, kernel_policy, kernel_versions
 
 
-class KernelCompilation(Callback):
+class KernelCompilation:
     """Compiles in parallel what a first step launches, and stores timings if kernels are autotuned.
 
     Without a GPU, or with the policy `torch`, nothing is compiled.
@@ -36,7 +35,6 @@ class KernelCompilation(Callback):
     ) -> None:
         self._autotune, self._is_main, self._quiet = autotune, is_main, quiet
         self._workers: Any = None
-        self._is_new_stage = False
         given = autotune or configs
         with kernel_policy(policy):
             if given is not None and device.type != "cuda":
@@ -82,14 +80,7 @@ class KernelCompilation(Callback):
             self.start()
             self._workers.compile(missing, quiet=self._quiet)
         self.close()
-        self._is_new_stage = True
         barrier()
-
-    def after_step(self, step: Step) -> None:
-        """Save what the first step of a stage has timed."""
-        if self._is_new_stage:
-            self.save_timings()
-            self._is_new_stage = False
 
     def save_timings(self) -> None:
         """Write the file of `autotune`."""

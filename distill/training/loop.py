@@ -1,7 +1,13 @@
-"""The loop of one stage: steps, callbacks, states at intervals, and an orderly end."""
+"""The steps of one stage, for training and for layer selection.
+
+A step is launched, and its values are read and logged while the next one runs, so that the host never waits
+for the GPU. Between steps, the state is saved at intervals and a signal ends the run.
+"""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,70 +15,207 @@ from torch import Tensor
 from evalsuite.distill.recipe.stage import Stage
 from evalsuite.distill.training.checkpoint import Checkpointer
 from evalsuite.distill.training.distributed import ProcessGroup, lost_process
-from evalsuite.distill.training.interface import (
-    Callback,
-    Step,
-    StepValues,
-    TrainingClock,
-    TrainingError,
-)
 from evalsuite.distill.training.stop_signals import StopSignals
 from evalsuite.distill.training.train_state import TrainState
-from evalsuite.distill.training.train_step import StepOutput
-from evalsuite.distill.types import GlobalBatch
-from evalsuite.foundation import DataError
+from evalsuite.distill.types import GlobalBatch, MicroBatch
+from evalsuite.foundation import DataError, EvalsuiteError
 
 
-class TrainingLoop:
-    """Trains one stage, for the trainer and for layer selection.
+class TrainingError(EvalsuiteError):
+    """Training cannot go on: a loss that is not finite or has diverged, no memory, or a lost process."""
+
+    exit_code = 71
+
+
+class DivergedError(TrainingError):
+    """A student's loss is not finite or has diverged.
 
     Args:
-        train_step: the step of this process; None is returned by one that has no students.
-        checkpointer: None saves no states.
-        save_interval: seconds between states; 0: after every step.
-        callbacks: in the order in which they are called.
+        tokens: that the run had trained on.
+        reason: what the loss did.
+        advice: where the batch is, and what to change.
     """
+
+    def __init__(self, label: str, stage: str, step: int, tokens: int, reason: str, advice: str) -> None:
+        super().__init__(f"stage '{stage}', step {step}: {label}: {reason}. {advice}")
+        self.label, self.stage, self.step, self.tokens, self.reason = label, stage, step, tokens, reason
+
+
+class TrainingClock:
+    """Seconds of training, without those in which it is paused."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self._seconds = seconds
+        self._resumed_at: float | None = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """Seconds up to now."""
+        running = 0.0 if self._resumed_at is None else time.monotonic() - self._resumed_at
+        return self._seconds + running
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Context that does not count, such as while a state is saved."""
+        self._seconds, self._resumed_at = self.seconds, None
+        try:
+            yield
+        finally:
+            self._resumed_at = time.monotonic()
+
+
+class Step:
+    """A step that was launched, whose values are on their way to the host.
+
+    Args:
+        number: steps of the stage before it.
+        tokens: trained on in the whole run, including this step.
+        batch: its first micro-batch.
+        columns: name → values [students], on the device; empty in a process without students.
+    """
+
+    def __init__(self, number: int, tokens: int, batch: MicroBatch, columns: Mapping[str, Tensor]) -> None:
+        self.number, self.tokens, self.batch = number, tokens, batch
+        self.measured: list[dict[str, float]] = []
+        """Further values, per student; empty if there are none."""
+        self._names = list(columns)
+        self._values = torch.stack([each.float() for each in columns.values()], 1) if columns else None
+        self._event: torch.cuda.Event | None = None
+        if self._values is not None and self._values.is_cuda:
+            on_device = self._values
+            self._values = torch.empty(on_device.shape, dtype=on_device.dtype, pin_memory=True)
+            self._values.copy_(on_device, non_blocking=True)
+            self._event = torch.cuda.Event()
+            self._event.record()
+
+    def rows(self) -> list[dict[str, float]]:
+        """Per student, the values and what was measured; waits for the device."""
+        if self._event is not None:
+            self._event.synchronize()
+        values = [] if self._values is None else self._values.tolist()
+        rows = [dict(zip(self._names, row, strict=True)) for row in values]
+        for row, measured in zip(rows, self.measured, strict=False):
+            row |= measured
+        return rows
+
+
+Log = Callable[[Step, Sequence[Mapping[str, float]], float], None]
+
+
+class StageLoop:
+    """Launches the steps of one stage in a `with` block, which saves the state if the data or a process fail.
+
+        with StageLoop(...) as loop:
+            for step in loop.steps(batches):
+                ...  # what is particular: validation, checkpoints, snapshots
+
+    Args:
+        train_step: the step of this process: batch and number → columns of values (see `Step`).
+        checkpointer: None saves no states.
+        log: receives every step with its rows, once these are known, and the seconds of training. It can stop
+            training by a TrainingError.
+        flush: is called before a state is saved, and at the end.
+
+    Raises:
+        KeyboardInterrupt: after a signal, once the state is saved.
+        DataError: the data cannot be read; the state is saved, if this process has all of it.
+        TrainingError: raised by `log`, or another process of the run has ended.
+    """
+
+    is_done = False
+    """Whether the stage ends with the current step, before its token budget is spent."""
 
     def __init__(
         self,
         stage: Stage,
         train_state: TrainState,
-        train_step: Callable[[GlobalBatch, int], StepOutput | None],
+        train_step: Callable[[GlobalBatch, int], Mapping[str, Tensor]],
         process_group: ProcessGroup,
-        checkpointer: Checkpointer | None,
-        callbacks: Sequence[Callback],
-        clock: TrainingClock,
         stop: StopSignals,
-        *,
-        save_interval: float,
+        checkpointer: Checkpointer | None,
+        log: Log,
+        flush: Callable[[], None] = lambda: None,
     ) -> None:
         self._stage, self._train_state, self._train_step = stage, train_state, train_step
-        self._process_group, self._checkpointer, self._callbacks = process_group, checkpointer, callbacks
-        self._clock, self._stop, self._save_interval = clock, stop, save_interval
-        self._pending: _PendingValues | None = None
+        self._process_group, self._stop, self._checkpointer = process_group, stop, checkpointer
+        self._log, self._flush = log, flush
+        self._launched: Step | None = None
+        self.clock = TrainingClock(train_state.progress.seconds)
 
-    def run(
-        self, batches: Iterator[GlobalBatch], prepare: Callable[[GlobalBatch], object] | None = None
-    ) -> None:
-        """Train on `batches`, to their end or until a callback is done.
+    def steps(self, batches: Iterator[GlobalBatch]) -> Iterator[Step]:
+        """Launch a step on every batch and yield it; then save the state if it is due, or stop."""
+        flags = self._process_group.delayed_flags()
+        while not self.is_done and (batch := self._next(batches)) is not None:
+            yield self._launch(batch)
+            due = self._checkpointer is not None and self._checkpointer.is_due
+            stopping, due = flags.exchange(self._stop.requested, due)
+            if stopping or due:
+                self._save(wait=stopping)
+            if stopping:
+                self._stop.raise_interrupt()
+        flags.finish()
+        self.settle()
+        self._train_state.progress.seconds = self.clock.seconds
 
-        Args:
-            prepare: is called with the first batch; a signal interrupts it.
-
-        Raises:
-            KeyboardInterrupt: after a signal, once the state is saved.
-            DataError: the data cannot be read; the state is saved, if this process has all of it.
-            TrainingError: a callback stops training, or another process of the run has ended.
-        """
+    def _next(self, batches: Iterator[GlobalBatch]) -> GlobalBatch | None:
         try:
-            self._run(batches, prepare)
-        except DataError:
+            with self._stop.interruptible():
+                return next(batches, None)
+        except KeyboardInterrupt:
+            self._save(wait=True)
+            raise
+
+    def _launch(self, batch: GlobalBatch) -> Step:
+        """Launch a step, then log the one before it."""
+        progress = self._train_state.progress
+        columns = self._train_step(batch, progress.step)
+        progress.add_step(self._stage.name, batch)
+        step = Step(progress.step - 1, progress.total_tokens, batch.micro_batches[0], columns)
+        self._log_launched()
+        self._launched = step
+        return step
+
+    def _log_launched(self) -> None:
+        step, self._launched = self._launched, None
+        if step is not None:
+            try:
+                self._log(step, step.rows(), self.clock.seconds)
+            except TrainingError:
+                self._flush()
+                raise
+
+    def settle(self) -> None:
+        """Wait for the last step: all values are logged, so that its weights are known to be finite."""
+        self._log_launched()
+        self._flush()
+
+    def _save(self, *, wait: bool, alone: bool = False) -> None:
+        """Save the state, unless `log` stops training; `alone`: without the other processes."""
+        with self._stop.saving(), self.clock.paused():
+            self.settle()
+            self._train_state.progress.seconds = self.clock.seconds
+            if self._checkpointer is not None:
+                self._checkpointer.save(self._train_state, alone=alone)
+                if wait:
+                    self._checkpointer.wait(alone=alone)
+
+    def _save_alone(self) -> bool:
+        """Save the state without the other processes, which may have ended, if this one has all of it."""
+        saves = (
+            self._checkpointer is not None and self._process_group.is_main and self._train_state.is_complete
+        )
+        if saves:
+            self._save(wait=True, alone=True)
+        return saves
+
+    def __enter__(self) -> "StageLoop":
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, traceback: Any) -> None:
+        if isinstance(error, DataError):
             # Other processes may read without errors and would not take part in saving.
             self._save_alone()
-            raise
-        except RuntimeError as error:
-            if not lost_process(error):
-                raise
+        elif isinstance(error, RuntimeError) and lost_process(error):
             # On a GPU the step waits for the lost process, and nothing can be read any more.
             saved = self._process_group.device.type == "cpu" and self._save_alone()
             step = self._train_state.progress.step
@@ -81,119 +224,3 @@ class TrainingLoop:
                 f"stage '{self._stage.name}', step {step}: another process of this run has ended; {state}. "
                 f"Repeat the command to resume ({str(error).splitlines()[0]})"
             ) from error
-
-    def _run(self, batches: Iterator[GlobalBatch], prepare: Callable[[GlobalBatch], object] | None) -> None:
-        progress, flags = self._train_state.progress, self._process_group.delayed_flags()
-        last_save = time.monotonic()
-        while (batch := self._next(batches, prepare)) is not None:
-            prepare = None
-            output = self._train_step(batch, progress.step)
-            progress.add_step(self._stage.name, batch)
-            first = batch.micro_batches[0]
-            measured: list[dict[str, float]] = [{} for _ in self._train_state.students]
-            step = Step(progress.step - 1, progress.total_tokens, output, first, measured)
-            self._publish(step)
-            for callback in self._callbacks:
-                callback.after_step(step)
-            if waiting := [callback for callback in self._callbacks if callback.waits_for(step)]:
-                self._flush()
-                for callback in waiting:
-                    callback.settled(step)
-            is_due = time.monotonic() - last_save >= self._save_interval
-            stopping, is_due = flags.exchange(self._stop.requested, is_due)
-            if stopping or is_due:
-                self._save(last=stopping)
-                last_save = time.monotonic()
-            if stopping:
-                self._stop.raise_interrupt()
-            if any(callback.is_done for callback in self._callbacks):
-                break
-        flags.finish()
-        self._flush()
-        progress.seconds = self._clock.seconds
-
-    def _next(
-        self, batches: Iterator[GlobalBatch], prepare: Callable[[GlobalBatch], object] | None
-    ) -> GlobalBatch | None:
-        """The next batch, or None at the end."""
-        try:
-            with self._stop.interruptible():
-                batch = next(batches, None)
-                if prepare is not None and batch is not None:
-                    with self._clock.paused():
-                        prepare(batch)
-                return batch
-        except KeyboardInterrupt:
-            self._save(last=True)
-            raise
-
-    def _publish(self, step: Step | None) -> None:
-        """Begin to read the values of `step`, and pass on those of the step before it."""
-        previous, self._pending = self._pending, None
-        if step is not None and step.output is not None:
-            self._pending = _PendingValues(step, step.output, self._stage.columns)
-        if previous is None:
-            return
-        values = previous.read()
-        try:
-            for callback in self._callbacks:
-                callback.on_values(values)
-        except TrainingError:
-            for callback in self._callbacks:
-                callback.flush()
-            raise
-
-    def _flush(self) -> None:
-        self._publish(None)
-        for callback in self._callbacks:
-            callback.flush()
-
-    def _save(self, *, last: bool) -> None:
-        """Save the state, unless the losses have become NaN or diverged; wait for the `last` one."""
-        with self._stop.saving(), self._clock.paused():
-            self._flush()
-            self._train_state.progress.seconds = self._clock.seconds
-            if self._checkpointer is not None:
-                self._checkpointer.save(self._train_state)
-                if last:
-                    self._checkpointer.wait()
-
-    def _save_alone(self) -> bool:
-        """Save the state without the other processes, which may have ended, if this one has all of it."""
-        if self._checkpointer is None or not self._train_state.is_complete:
-            return False
-        if not self._process_group.is_main:
-            return False
-        with self._stop.saving(), self._clock.paused():
-            self._flush()
-            self._train_state.progress.seconds = self._clock.seconds
-            self._checkpointer.save(self._train_state, alone=True)
-            self._checkpointer.wait(alone=True)
-        return True
-
-
-class _PendingValues:
-    """The values of a step on their way to the host, which does not wait for the steps after it."""
-
-    def __init__(self, step: Step, output: StepOutput, columns: Sequence[str]) -> None:
-        self._step, self._lr_factor = step, output.lr_factor
-        self._names = [*columns, "grad_norm", *output.group_norms]
-        norms = torch.stack([output.norms, *output.group_norms.values()], 1)
-        self._values: Tensor = torch.cat([output.losses, norms.to(output.losses.dtype)], 1)
-        self._event: torch.cuda.Event | None = None
-        if self._values.is_cuda:
-            on_device = self._values
-            self._values = torch.empty(on_device.shape, dtype=on_device.dtype, pin_memory=True)
-            self._values.copy_(on_device, non_blocking=True)
-            self._event = torch.cuda.Event()
-            self._event.record()
-
-    def read(self) -> StepValues:
-        """The values, with what callbacks have measured."""
-        if self._event is not None:
-            self._event.synchronize()
-        rows = [
-            dict(zip(self._names, row, strict=True)) | measured
-            for row, measured in zip(self._values.tolist(), self._step.measured, strict=True)
-        ]
-        return StepValues(self._step, self._lr_factor, rows)

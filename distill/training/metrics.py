@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from evalsuite.distill.recipe.stage import Stage
-from evalsuite.distill.training.interface import Callback, Step, StepValues, TrainingClock
+from evalsuite.distill.training.loop import Step
 from evalsuite.foundation import append_jsonl, progress, read_jsonl, write_jsonl
 from evalsuite.foundation.tracking import Tracker
 from evalsuite.models.decoder.cost import peak_flops
@@ -66,14 +66,13 @@ class GpuUsage:
         return found
 
 
-class MetricsLogger(Callback):
+class MetricsLogger:
     """Logs the metrics of one stage.
 
     Args:
         folder: the run folder; rows are appended to `metrics.jsonl`.
         labels: the students, in the order of the values' rows.
         start: steps of this stage completed by an earlier process.
-        clock: training time, also of earlier stages and processes.
         usage: measures throughput and memory; None without a GPU.
     """
 
@@ -84,7 +83,6 @@ class MetricsLogger(Callback):
         labels: Sequence[str],
         *,
         start: int,
-        clock: TrainingClock,
         title: str,
         quiet: bool,
         is_main: bool,
@@ -96,7 +94,7 @@ class MetricsLogger(Callback):
         self._rate: dict[str, str] = {}
         """TFLOP/s of one GPU and their share of its peak, for the progress bar."""
         self._log_every = max(1, stage.steps // MAX_LOGGED_STEPS)
-        self._clock, self._flushed_at = clock, time.monotonic()
+        self._flushed_at = time.monotonic()
         self._is_main, self._tracker, self._usage = is_main, tracker, usage
         total = stage.steps * stage.tokens_per_step
         self._bar = progress(total=total, what=title, unit="tok", quiet=quiet or not is_main)
@@ -108,21 +106,26 @@ class MetricsLogger(Callback):
     def __exit__(self, *_: Any) -> None:
         self._bar.close()
 
-    def after_step(self, step: Step) -> None:
-        """Advance the progress bar."""
+    def advance(self) -> None:
+        """Advance the progress bar by a step."""
         self._bar.update(self._stage.tokens_per_step)
 
-    def on_values(self, values: StepValues) -> None:
-        """Log a step."""
-        step = values.step
+    def log(self, step: Step, rows: Sequence[Mapping[str, float]], seconds: float) -> None:
+        """Log a step.
+
+        Args:
+            rows: its values, per student.
+            seconds: of training, also in earlier stages and processes.
+        """
         due = step.number % self._log_every == 0 or step.number == self._stage.steps - 1
         if due or any(step.measured):
             used = {} if self._usage is None else self._usage.measure(step.tokens)
             if "tflops" in used:
                 share = f" ({used['mfu']:.1%})" if "mfu" in used else ""
                 self._rate = {"TFLOP/s": f"{used['tflops']:.3g}{share}"}
-            rates = {"lr": self._stage.lr * values.lr_factor, "seconds": round(self._clock.seconds, 3)}
-            for row, label in zip(values.rows, self._labels, strict=True):
+            factor = self._stage.schedule.factor(step.number, self._stage.steps)
+            rates = {"lr": self._stage.lr * factor, "seconds": round(seconds, 3)}
+            for row, label in zip(rows, self._labels, strict=True):
                 about = {
                     "stage": self._stage.name,
                     "step": step.number,
@@ -133,7 +136,7 @@ class MetricsLogger(Callback):
                 if self._tracker is not None:
                     logged = {**row, "lr": rates["lr"], **used}
                     self._tracker.log({f"{label}/{name}": v for name, v in logged.items()}, step.tokens)
-        losses = {label: f"{row['loss']:.4g}" for row, label in zip(values.rows, self._labels, strict=True)}
+        losses = {label: f"{row['loss']:.4g}" for row, label in zip(rows, self._labels, strict=True)}
         self._bar.set_postfix({**losses, **self._rate}, refresh=False)
         if time.monotonic() - self._flushed_at > FLUSH_SECONDS:
             self.flush()

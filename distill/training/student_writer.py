@@ -1,6 +1,5 @@
 """Students in Hugging Face folders: intermediate ones during training, and the finished ones."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -11,7 +10,7 @@ from evalsuite.distill.recipe import Recipe
 from evalsuite.distill.recipe.stage import Stage
 from evalsuite.distill.training.builders import TrainingModels
 from evalsuite.distill.training.distributed import ProcessGroup, full_tensor
-from evalsuite.distill.training.interface import Callback, DivergedError, Step, TrainingClock
+from evalsuite.distill.training.loop import DivergedError
 from evalsuite.distill.training.metrics import METRICS, loss_curve
 from evalsuite.distill.training.model_card import model_card
 from evalsuite.distill.training.provenance import build_lineage
@@ -110,30 +109,3 @@ class StudentWriter:
                 "its weights are not finite",
                 f"Reduce 'stage.{stage.name}.lr' (now {stage.lr:g}), and start a new run",
             )
-
-
-class IntermediateCheckpoints(Callback):
-    """Writes students at the token counts of the recipe's `checkpoint.save_tokens`."""
-
-    def __init__(
-        self,
-        writer: StudentWriter,
-        recipe: Recipe,
-        stage: Stage,
-        train_states: Sequence[StudentTrainState],
-        clock: TrainingClock,
-    ) -> None:
-        self._writer, self._config, self._stage = writer, recipe.checkpoint, stage
-        self._train_states, self._clock = train_states, clock
-        self._ends_with_checkpoint = recipe.checkpoint.save_each_stage or stage is recipe.stages[-1]
-
-    def waits_for(self, step: Step) -> bool:
-        """Waits until the losses and gradients of a step are known to be finite."""
-        if self._ends_with_checkpoint and step.number + 1 == self._stage.steps:
-            return False
-        return self._config.is_due(step.tokens - self._stage.tokens_per_step, step.tokens)
-
-    def settled(self, step: Step) -> None:
-        with self._clock.paused():
-            for train_state in self._train_states:
-                self._writer.write_intermediate(train_state, self._stage)

@@ -7,8 +7,7 @@ gradients) is therefore captured once as a CUDA graph and replayed.
 
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from types import MappingProxyType
-from typing import NamedTuple, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -126,17 +125,16 @@ class StudentTrainState:
             process_group.all_reduce(total)
         return dict(zip(squares, total.sqrt().unbind(), strict=True))
 
-    def optimizer_step(self, stage: Stage, step: int) -> tuple[Tensor, float]:
-        """Clip and update; return the gradient norm before clipping and the schedule's factor."""
+    def optimizer_step(self, stage: Stage, step: int) -> Tensor:
+        """Clip and update; return the gradient norm before clipping."""
         assert self.flat_grads is not None
         norm = self.flat_grads.clip(stage.max_grad_norm)
         skip_unless_finite(self.optimizers, [self.flat_grads.buffer], norm)
-        factor = stage.schedule.factor(step, stage.steps)
-        set_lr(self.optimizers, factor)
+        set_lr(self.optimizers, stage.schedule.factor(step, stage.steps))
         for optimizer in self.optimizers:
             optimizer.step()
         self.master_weights.copy_to_model(self.parameters)
-        return norm, factor
+        return norm
 
     def fp32_weights(self) -> Mapping[str, Tensor]:
         """The master weights by name."""
@@ -190,19 +188,6 @@ class StudentTrainState:
         self.optimizer_params, self.optimizers, self.flat_grads = {}, [], None
 
 
-class StepOutput(NamedTuple):
-    """What a step computed, on the device."""
-
-    losses: Tensor
-    """[students, columns], see `Stage.columns`."""
-    norms: Tensor
-    """Norms of the gradients before clipping [students]."""
-    lr_factor: float
-    """The schedule's factor on the learning rate."""
-    group_norms: Mapping[str, Tensor] = MappingProxyType({})
-    """Column → norms of the gradients of some parameters [students]."""
-
-
 class TrainStep:
     """The optimizer step of one stage, for all students.
 
@@ -232,8 +217,13 @@ class TrainStep:
         self._captured: dict[tuple[int, ...], tuple[torch.cuda.CUDAGraph, MicroBatch]] = {}
         self._num_eager: dict[tuple[int, ...], int] = {}
 
-    def __call__(self, batch: GlobalBatch, step: int) -> StepOutput:
-        """Train on one global batch; the host does not wait for the device."""
+    def __call__(self, batch: GlobalBatch, step: int) -> dict[str, Tensor]:
+        """Train on one global batch; the host does not wait for the device.
+
+        Returns:
+            Column → values [students]: the losses (see `Stage.columns`), and norms of the gradients before
+            clipping.
+        """
         self._losses.zero()
         for train_state in self._train_states:
             train_state.zero_grad()
@@ -251,12 +241,9 @@ class TrainStep:
         for train_state in self._train_states:
             train_state.reduce_grads(self._process_group)
         by_component = self._component_norms() if self._log_grad_norms else {}
-        norms = []
-        factor = 1.0
-        for train_state in self._train_states:
-            norm, factor = train_state.optimizer_step(self._stage, step)
-            norms.append(norm)
-        return StepOutput(losses, torch.stack(norms), factor, by_component)
+        norms = [train_state.optimizer_step(self._stage, step) for train_state in self._train_states]
+        columns = dict(zip(self._stage.columns, losses.unbind(1), strict=True))
+        return {**columns, "grad_norm": torch.stack(norms), **by_component}
 
     def _component_norms(self) -> dict[str, Tensor]:
         """Column → norms [students]."""

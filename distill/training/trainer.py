@@ -1,14 +1,14 @@
 """The trainer: trains the students of one recipe together, in one run folder.
 
     for each stage:      select parameters, create optimizers, restore the data loader
-      for each step:     gradients of all micro-batches, clip, update, log; save the state at intervals
+      for each step:     gradients of all micro-batches, clip, update, log, validate; save at intervals
 
 Students are trained together so that they see identical data and share every teacher forward.
 """
 
 import gc
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
 from functools import cached_property, partial
 from itertools import islice
@@ -43,14 +43,14 @@ from evalsuite.distill.training.divergence import (
 from evalsuite.distill.training.estimate import TrainingCosts, explain_out_of_memory
 from evalsuite.distill.training.fsdp import select_strategy
 from evalsuite.distill.training.held_out import HeldOutBatches, Validation
-from evalsuite.distill.training.interface import (
-    Callback,
+from evalsuite.distill.training.kernel_compilation import KernelCompilation
+from evalsuite.distill.training.loop import (
     DivergedError,
+    StageLoop,
+    Step,
     TrainingClock,
     TrainingError,
 )
-from evalsuite.distill.training.kernel_compilation import KernelCompilation
-from evalsuite.distill.training.loop import TrainingLoop
 from evalsuite.distill.training.metrics import GpuUsage, MetricsLogger, truncate_metrics
 from evalsuite.distill.training.run_folder import (
     STATE,
@@ -60,9 +60,10 @@ from evalsuite.distill.training.run_folder import (
     state_to_branch_from,
 )
 from evalsuite.distill.training.stop_signals import StopSignals
-from evalsuite.distill.training.student_writer import IntermediateCheckpoints, StudentWriter
+from evalsuite.distill.training.student_writer import StudentWriter
 from evalsuite.distill.training.train_state import Progress, TrainState
 from evalsuite.distill.training.train_step import TrainStep
+from evalsuite.distill.types import GlobalBatch
 from evalsuite.foundation import locked
 from evalsuite.foundation.tracking import Tracker, check_tracker, open_tracker
 from evalsuite.models.decoder.cost import ModelCost
@@ -264,7 +265,8 @@ class Trainer:
             select_strategy(model)(label, model, models.dtype, trainable_sets)
             for label, model in models.students.items()
         ]
-        self.checkpointer = Checkpointer(out / STATE, process_group)
+        interval = recipe.checkpoint.state_interval_seconds
+        self.checkpointer = Checkpointer(out / STATE, process_group, interval)
         progress = self.checkpointer.progress()
         self._resumes = progress is not None
         # A state that is resumed brings its own.
@@ -310,7 +312,7 @@ class Trainer:
                         bf16=self.models.precision == "bf16",
                         world_size=self.process_group.world_size,
                     ):
-                        self._train_stage(stage, number, stop)
+                        self.train_stage(stage, number, stop)
         self._resume()
         self.checkpointer.wait()
         for student in self.students:
@@ -322,14 +324,56 @@ class Trainer:
             self.checkpointer.load(self.train_state)
             self._resumes = False
 
-    def _train_stage(self, stage: Stage, number: int, stop: StopSignals) -> None:
-        progress, process_group = self.progress, self.process_group
+    def train_stage(self, stage: Stage, number: int, stop: StopSignals) -> None:
+        """Train the students on stage `number`, from the saved state on, and save the state at its end."""
+        recipe, students, process_group = self.recipe, self.students, self.process_group
         self.compilation.start(fresh_only=True)
-        for student in self.students:
+        for student in students:
             student.begin_stage(stage)
         self._resume()
         if self.models.teacher is not None:
             set_attention(self.models.teacher, stage.teacher_attention)
+        train_step = TrainStep(
+            self.models.teacher, students, stage, process_group, log_grad_norms=recipe.log_grad_norms
+        )
+        divergence = DivergenceStop(
+            self.out,
+            stage,
+            [student.label for student in students],
+            recipe.divergence,
+            self.progress.divergence,
+        )
+        metrics = self._metrics_logger(stage, number)
+        validation = self._validation(stage)
+
+        def log(step: Step, rows: Sequence[Mapping[str, float]], seconds: float) -> None:
+            divergence.check(step, rows)
+            metrics.log(step, rows, seconds)
+
+        loop = StageLoop(
+            stage, self.train_state, train_step, process_group, stop, self.checkpointer, log, metrics.flush
+        )
+        with metrics, loop:
+            for step in loop.steps(self._batches(stage, train_step, loop.clock)):
+                metrics.advance()
+                if validation is not None:
+                    with loop.clock.paused():
+                        step.measured = validation.measure(step.number + 1)
+                if self._is_checkpoint_due(stage, step):
+                    loop.settle()
+                    with loop.clock.paused():
+                        self._write_intermediate(stage)
+        self.progress.end_stage()
+        self.compilation.save_timings()
+        for student in students:
+            student.end_stage()
+        if recipe.checkpoint.save_each_stage and number + 1 < len(recipe.stages):
+            self._write_intermediate(stage)
+        self.checkpointer.save(self.train_state)
+
+    def _batches(self, stage: Stage, train_step: TrainStep, clock: TrainingClock) -> Iterator[GlobalBatch]:
+        """The remaining batches of a stage, whose kernels are compiled before the first one."""
+        progress, process_group = self.progress, self.process_group
         loader = StageDataLoader(
             self.sources,
             stage,
@@ -340,64 +384,40 @@ class Trainer:
             pin_memory=process_group.device.type == "cuda",
         )
         remaining = islice(loader, stage.steps - progress.step)
-        batches = prefetch(remaining, collective=process_group.world_size > 1)
-        barrier, clock = process_group.barrier, TrainingClock(progress.seconds)
-        train_step = TrainStep(
-            self.models.teacher,
-            self.students,
-            stage,
-            process_group,
-            log_grad_norms=self.recipe.log_grad_norms,
-        )
-        with self._metrics_logger(stage, number, clock) as metrics:
-            TrainingLoop(
-                stage,
-                self.train_state,
-                train_step,
-                process_group,
-                self.checkpointer,
-                [*self._callbacks(stage, clock), metrics],
-                clock,
-                stop,
-                save_interval=self.recipe.checkpoint.state_interval_seconds,
-            ).run(batches, lambda batch: self.compilation.compile(partial(train_step.trial, batch), barrier))
-        progress.end_stage()
-        self.compilation.save_timings()
+        is_first = True
+        for batch in prefetch(remaining, collective=process_group.world_size > 1):
+            if is_first:
+                with clock.paused():
+                    self.compilation.compile(partial(train_step.trial, batch), process_group.barrier)
+            yield batch
+            if is_first:
+                self.compilation.save_timings()
+            is_first = False
+
+    def _is_checkpoint_due(self, stage: Stage, step: Step) -> bool:
+        """Whether to write the students after a step; the end of a stage may have its own checkpoint."""
+        config = self.recipe.checkpoint
+        if step.number + 1 == stage.steps and (config.save_each_stage or stage is self.recipe.stages[-1]):
+            return False
+        return config.is_due(step.tokens - stage.tokens_per_step, step.tokens)
+
+    def _write_intermediate(self, stage: Stage) -> None:
         for student in self.students:
-            student.end_stage()
-        if self.recipe.checkpoint.save_each_stage and number + 1 < len(self.recipe.stages):
-            for student in self.students:
-                self.writer.write_intermediate(student, stage)
-        self.checkpointer.save(self.train_state)
+            self.writer.write_intermediate(student, stage)
 
-    def _callbacks(self, stage: Stage, clock: TrainingClock) -> list[Callback]:
-        recipe, students = self.recipe, self.students
-        labels = [student.label for student in students]
-        callbacks: list[Callback] = [
-            DivergenceStop(self.out, stage, labels, recipe.divergence, self.progress.divergence),
-            IntermediateCheckpoints(self.writer, recipe, stage, students, clock),
-            self.compilation,
-        ]
-        if recipe.validation is not None:
-            validation = Validation(
-                recipe.validation,
-                stage,
-                self.models,
-                students,
-                self.process_group.device,
-                clock,
-                self._held_out_batches,
-            )
-            callbacks.insert(0, validation)
-        return callbacks
+    def _validation(self, stage: Stage) -> Validation | None:
+        config = self.recipe.validation
+        if config is None:
+            return None
+        device = self.process_group.device
+        return Validation(config, stage, self.models, self.students, device, self._held_out_batches)
 
-    def _metrics_logger(self, stage: Stage, number: int, clock: TrainingClock) -> MetricsLogger:
+    def _metrics_logger(self, stage: Stage, number: int) -> MetricsLogger:
         return MetricsLogger(
             self.out,
             stage,
             [student.label for student in self.students],
             start=self.progress.step,
-            clock=clock,
             title=f"{stage.name} ({number + 1}/{len(self.recipe.stages)})",
             quiet=self.quiet,
             is_main=self.process_group.is_main,

@@ -124,7 +124,7 @@ def test_output_losses_are_weighted_means(teacher, tokenizer, small_recipe, stag
         weights = batch.select(batch.loss_weights)
         expected = (weights * each).sum() / weights.sum()
         plain = each.mean()
-    found = TrainStep(teacher, [state], chosen, ProcessGroup("cpu"))(step, 0).losses[0, 0]
+    found = TrainStep(teacher, [state], chosen, ProcessGroup("cpu"))(step, 0)["loss"][0]
     assert found.item() == pytest.approx(expected.item(), rel=1e-4)
     assert abs(found.item() - plain.item()) > 1e-4
 
@@ -151,7 +151,7 @@ def test_layer_losses_follow_the_weights(teacher, tokenizer, small_recipe, stage
         state.begin_stage(chosen)
         changed = type(batch)(batch.input_ids, batch.labels, loss_weights=weights)
         one = GlobalBatch([changed], batch.labels.numel(), batch.labels.numel(), {})
-        return TrainStep(teacher, [state], chosen, ProcessGroup("cpu"))(one, 0).losses[0, 0]
+        return TrainStep(teacher, [state], chosen, ProcessGroup("cpu"))(one, 0)["loss"][0]
 
     first, second = torch.zeros_like(batch.loss_weights), torch.zeros_like(batch.loss_weights)
     first[:, :20], second[:, 20:] = 1, 1

@@ -20,7 +20,7 @@ from evalsuite.distill.selection.one_swap_training import (
 )
 from evalsuite.distill.selection.options import ContextOptions
 from evalsuite.distill.selection.result import SelectionResult
-from evalsuite.distill.training.interface import TrainingError
+from evalsuite.distill.training.loop import TrainingError
 from evalsuite.foundation import CheckpointError, RunFolderError, read_jsonl
 from tests.distill.selection.conftest import small_selector
 from tests.distill.training.saved_states import read_state
@@ -95,7 +95,7 @@ def test_a_candidate_that_has_diverged_is_not_scored(context, tmp_path, monkeypa
     def step(self, data, number):
         output = real(self, data, number)
         if number == 1:
-            output.losses[1, 0] = float("nan")
+            output["loss"][1] = float("nan")
         return output
 
     monkeypatch.setattr(DistilledCandidates, "step", step)
@@ -137,7 +137,7 @@ def test_interrupted_training_resumes_exactly(context, tmp_path, monkeypatch, se
     def dies(self, data, number):
         if number == 2:
             raise KeyboardInterrupt
-        step(self, data, number)
+        return step(self, data, number)
 
     with monkeypatch.context() as patch:
         patch.setattr(kind, "step", dies)
@@ -166,7 +166,7 @@ def test_rows_after_the_last_saved_state_are_dropped(context, tmp_path, monkeypa
     def dies(self, data, number):
         if number == 2:
             raise KeyboardInterrupt
-        step(self, data, number)
+        return step(self, data, number)
 
     with monkeypatch.context() as patch:
         patch.setattr(DistilledCandidates, "step", dies)
@@ -203,8 +203,9 @@ class Scripted:
     def __init__(self, script: list[list[float]]) -> None:
         self.train_states, self._script, self.steps = [], iter(script), 0
 
-    def step(self, data, number) -> None:
+    def step(self, data, number) -> dict[str, torch.Tensor]:
         self.steps += 1
+        return {}
 
     def scores(self) -> dict[str, dict[int, float]]:
         return {"add": dict(enumerate(next(self._script)))}

@@ -28,16 +28,16 @@ def diverge(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def _diverge(monkeypatch: pytest.MonkeyPatch, **steps: int) -> None:
-    real = DivergenceStop.on_values
+    real = DivergenceStop.check
 
-    def on_values(self: DivergenceStop, values: Any) -> None:
+    def check(self: DivergenceStop, step: Any, rows: Any) -> None:
         if self._stage.name == "kd":
-            for label, row in zip(self._labels, values.rows, strict=True):
-                if values.step.number >= steps.get(label, 99):
+            for label, row in zip(self._labels, rows, strict=True):
+                if step.number >= steps.get(label, 99):
                     row["loss"] = float("nan")
-        real(self, values)
+        real(self, step, rows)
 
-    monkeypatch.setattr(DivergenceStop, "on_values", on_values)
+    monkeypatch.setattr(DivergenceStop, "check", check)
 
 
 def recipe_of(small_recipe: Any, teacher: Path, mixers: list[str], interval: float = 0) -> Recipe:

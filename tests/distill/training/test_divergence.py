@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from evalsuite.distill.recipe.config import DivergenceConfig
 from evalsuite.distill.recipe.stage import Stage
 from evalsuite.distill.training.divergence import DivergenceStop
-from evalsuite.distill.training.interface import Step, StepValues, TrainingError
+from evalsuite.distill.training.loop import Step, TrainingError
 from evalsuite.distill.types import MicroBatch
 from evalsuite.foundation import ConfigError
 from evalsuite.foundation.strict import parse
@@ -18,11 +18,11 @@ from evalsuite.foundation.strict import parse
 TOKENS = torch.arange(8).view(2, 4)
 
 
-def values(number: int, loss: float, norm: float = 1.0, **measured: float) -> StepValues:
-    """Step `number` of two students, of which the second has `loss`."""
-    step = Step(number, 8 * number, None, MicroBatch(TOKENS, TOKENS + 1), [{}, measured])
+def check(stop: DivergenceStop, number: int, loss: float, norm: float = 1.0, **measured: float) -> None:
+    """Check step `number` of two students, of which the second has `loss`."""
+    step = Step(number, 8 * number, MicroBatch(TOKENS, TOKENS + 1), {})
     rows = [{"loss": 2.0, "grad_norm": 1.0}, {"loss": loss, "grad_norm": norm, **measured}]
-    return StepValues(step, 1.0, rows)
+    stop.check(step, rows)
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def stop_at(stop: DivergenceStop, losses: list[float], first: int = 0) -> tuple[
     """The step at which training is stopped, and why; None if it is not."""
     for number, loss in enumerate(losses, first):
         try:
-            stop.on_values(values(number, loss))
+            check(stop, number, loss)
         except TrainingError as error:
             return number, str(error)
     return None
@@ -73,9 +73,9 @@ def test_a_restart_does_not_forget_the_best_loss(kd: Stage, tmp_path: Path) -> N
 
 def test_a_validation_that_is_not_finite_stops_at_once(kd: Stage, tmp_path: Path) -> None:
     stop = DivergenceStop(tmp_path, kd, ["a", "b"], None, {})
-    stop.on_values(values(0, 1.0, validation_kl=0.5, validation_ppl=9.0))
+    check(stop, 0, 1.0, validation_kl=0.5, validation_ppl=9.0)
     with pytest.raises(TrainingError, match=r"b: the loss is 1.0, the gradient norm 1.0, validation_ppl inf"):
-        stop.on_values(values(1, 1.0, validation_kl=0.5, validation_ppl=float("inf")))
+        check(stop, 1, 1.0, validation_kl=0.5, validation_ppl=float("inf"))
 
 
 @pytest.mark.parametrize(("loss", "norm"), [(float("nan"), 1.0), (1.0, float("inf"))])
@@ -84,7 +84,7 @@ def test_values_that_are_not_finite_stop_at_once(kd: Stage, tmp_path: Path, loss
     with pytest.raises(
         TrainingError, match=f"stage 'kd', step 1: b: the loss is {loss}, the gradient norm {norm}"
     ):
-        stop.on_values(values(1, loss, norm))
+        check(stop, 1, loss, norm)
 
 
 def test_a_factor_below_one_is_refused() -> None:

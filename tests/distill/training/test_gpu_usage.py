@@ -8,12 +8,7 @@ from evalsuite.distill import distill
 from evalsuite.distill.training import metrics, train_step
 from evalsuite.distill.training.builders import resolve_precision
 from evalsuite.distill.training.estimate import memory_options
-from evalsuite.distill.training.interface import (
-    Step,
-    StepValues,
-    TrainingClock,
-    TrainingError,
-)
+from evalsuite.distill.training.loop import Step, TrainingError
 from evalsuite.distill.training.metrics import GpuUsage
 from evalsuite.distill.types import MicroBatch
 from evalsuite.foundation import ConfigError, read_jsonl
@@ -117,19 +112,18 @@ def test_usage_is_logged_with_every_student(tmp_path, stage, small_recipe) -> No
             return {"memory_gb": 1.5, "mfu": tokens / 1000}
 
     tokens = torch.zeros(1, 8, dtype=torch.int64)
-    step = Step(0, 128, None, MicroBatch(tokens, tokens), [{}, {}])
+    step = Step(0, 128, MicroBatch(tokens, tokens), {})
     with metrics.MetricsLogger(
         tmp_path,
         small_recipe("teacher").stages[0],
         ["a", "b"],
         start=0,
-        clock=TrainingClock(),
         title="stage",
         quiet=True,
         is_main=True,
         usage=Usage(),
     ) as logger:
-        logger.on_values(StepValues(step, 1.0, [{"loss": 1.0}, {"loss": 2.0}]))
+        logger.log(step, [{"loss": 1.0}, {"loss": 2.0}], 0.5)
         logger.flush()
     rows = list(read_jsonl(tmp_path / "metrics.jsonl"))
     assert [(row["student"], row["mfu"], row["memory_gb"]) for row in rows] == [
