@@ -68,7 +68,7 @@ class Prepared:
     """New state of the convolutions."""
 
 
-class RecurrentMixer(Mixer, nn.Module):
+class RecurrentMixer(Mixer):
     """Recurrent token mixer that replaces softmax attention, with the same call."""
 
     Options: ClassVar[type[MixerOptions]] = MixerOptions
@@ -120,15 +120,8 @@ class RecurrentMixer(Mixer, nn.Module):
 
     @classmethod
     def from_attention(
-        cls,
-        attention: nn.Module,
-        shape: AttentionShape,
-        options: MixerOptions,
-        *,
-        layer: int,
-        window: int | None,
+        cls, attention: nn.Module, shape: AttentionShape, options: Any, *, layer: int, window: int | None
     ) -> "RecurrentMixer":
-        """Only the shape of the attention matters."""
         return cls(shape, options, layer)
 
     def copy_from_teacher(self, attention: nn.Module, init: str, kv_expansion: str) -> None:
@@ -435,12 +428,6 @@ class RecurrentMixer(Mixer, nn.Module):
         position_embeddings: tuple[Tensor, Tensor] | None = None,
         token_mask: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Materialise the mixer's attention matrix, before output norm and output gate.
-
-        Returns:
-            A [B, H, T, T], lower triangular, and the values V [B, T, H, V], with A V the mixed values.
-            Differentiable; memory grows with T².
-        """
         layer = self.prepare(hidden_states, position_embeddings, token_mask=token_mask)
         weights = recurrence_matrix(layer.inputs)
         if layer.skip is not None:

@@ -116,8 +116,8 @@ class CacheSpec:
         return self.state_bytes(dtype) + self.kv_width * dtype.itemsize * self.num_tokens(length)
 
 
-class Mixer:
-    """Token mixer of one layer: an `nn.Module` with the call of transformers' attention modules."""
+class Mixer(nn.Module):
+    """Token mixer of one layer, with the call of transformers' attention modules."""
 
     name: ClassVar[str]
     """The name it is registered under."""
@@ -146,13 +146,7 @@ class Mixer:
 
     @classmethod
     def from_attention(
-        cls,
-        attention: nn.Module,
-        shape: AttentionShape,
-        options: Any,
-        *,
-        layer: int,
-        window: int | None,
+        cls, attention: nn.Module, shape: AttentionShape, options: Any, *, layer: int, window: int | None
     ) -> nn.Module:
         """Make the mixer that replaces a layer's attention, with random parameters.
 
@@ -188,7 +182,6 @@ class Mixer:
 
         Matrix products only, two per multiply-add; a recurrence counts in its step-by-step form.
         """
-        assert isinstance(self, nn.Module)
         weights = [module.weight for module in self.modules() if isinstance(module, nn.Linear)]
         weights += [getattr(self, name) for name in self.matrix_parameters if hasattr(self, name)]
         return 2 * sum(weight.numel() for weight in weights) + self.mixing_flops(length)
@@ -209,6 +202,7 @@ class Mixer:
 
         Returns:
             A [B, H, T, T], lower triangular, and the values V [B, T, H, V], with A V the mixed values.
+            Differentiable; memory grows with T².
         """
         raise NotImplementedError
 

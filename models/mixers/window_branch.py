@@ -15,13 +15,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention
 
 from evalsuite.foundation import ConfigError
 from evalsuite.models.mixers.attention_shape import AttentionShape
 from evalsuite.models.mixers.interface import AttentionSpan
 from evalsuite.models.mixers.layers import repeat_heads
-from evalsuite.models.mixers.window_state import attend_with_state, state_shapes
+from evalsuite.models.mixers.window_state import attend_with_state, mix_values, state_shapes
 from evalsuite.models.ops.rotary import rotary
 
 SHARE = 0.5
@@ -126,11 +125,7 @@ class WindowBranch:
         mask = self._mask(cu_seqlens, q) if packed_mask is None else packed_mask
         rows = mask.shape[0]
         q, k, v = (x.reshape(rows, -1, *x.shape[2:]).transpose(1, 2) for x in (q, k, v))
-        if (cap := self.shape.soft_cap) is None:
-            out = scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=self.scale)
-        else:
-            scores = cap * torch.tanh(q @ k.transpose(2, 3) * self.scale / cap)
-            out = scores.masked_fill(~mask, -torch.inf).softmax(-1) @ v
+        out = mix_values(q, k, v, mask, self.scale, self.shape.soft_cap)
         return out.transpose(1, 2).reshape(1, -1, *out.shape[1::2]), {}
 
     def matrix(self, q: Tensor, k: Tensor, token_mask: Tensor | None) -> Tensor:

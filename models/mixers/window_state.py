@@ -145,11 +145,8 @@ class _Call:
     def _mix(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Tensor:
         """Mix values, where `visible` [B, T, S], with the weights of their keys."""
         groups = q.shape[1] // k.shape[1]
-        k, v, visible = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1), visible[:, None]
-        if self.cap is None:
-            return scaled_dot_product_attention(q, k, v, attn_mask=visible, scale=self.scale)
-        scores = self.cap * torch.tanh(q @ k.transpose(2, 3) * self.scale / self.cap)
-        return scores.masked_fill(~visible, -torch.inf).softmax(-1) @ v
+        k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
+        return mix_values(q, k, v, visible[:, None], self.scale, self.cap)
 
     def _with_stored(self, kind: str, tokens: Tensor) -> Tensor:
         assert self.state is not None
@@ -177,6 +174,14 @@ class _Call:
                 taken = tensor.gather(2, source.expand(-1, tensor.shape[1], -1, tensor.shape[3]))
                 new[f"{part}_{kind}"] = taken * exists
         return new
+
+
+def mix_values(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: float, cap: float | None) -> Tensor:
+    """Softmax attention [B, H, T, D] where `visible`, with a soft cap of the scores if any."""
+    if cap is None:
+        return scaled_dot_product_attention(q, k, v, attn_mask=visible, scale=scale)
+    scores = cap * torch.tanh(q @ k.transpose(2, 3) * scale / cap)
+    return scores.masked_fill(~visible, -torch.inf).softmax(-1) @ v
 
 
 def _window_positions(length: Tensor, span: AttentionSpan) -> Tensor:
