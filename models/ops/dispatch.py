@@ -66,13 +66,19 @@ class Op(Generic[P, R]):
         functools.update_wrapper(self, reference)
         self.reference, self.training, self.inference = reference, training, inference
         self._proofs: dict[tuple[Hashable, ...], bool] = {}
+        self._modules: dict[str, Any] = {}
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        return self.choose(*args, **kwargs)(*args, **kwargs)
+        return self._choose(args, kwargs)(*args, **kwargs)
 
-    def choose(self, *args: Any, **kwargs: Any) -> Callable[..., R]:
-        """The function that computes a call with these arguments."""
-        x = args[0] if isinstance(args[0], Tensor) else args[0][0]
+    def _choose(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., R]:
+        """The function that computes a call with these arguments.
+
+        Short passes are bound by the host: this runs several times a layer.
+        """
+        x = args[0]
+        if type(x) in (list, tuple):
+            x = x[0]
         if not use_triton(x):
             return self.reference
         kernel = self.inference
@@ -90,11 +96,13 @@ class Op(Generic[P, R]):
 
     def applies(self, *args: Any, **kwargs: Any) -> bool:
         """Whether a kernel computes a call with these arguments; only those that decide are needed."""
-        return self.choose(*args, **kwargs) is not self.reference
+        return self._choose(args, kwargs) is not self.reference
 
     def load(self, kind: Literal["training", "inference"]) -> Callable[..., R]:
         """The function of one of this op's kernels."""
-        function: Callable[..., R] = getattr(_import(getattr(self, kind).module), self.__name__)
+        if (module := self._modules.get(kind)) is None:
+            module = self._modules[kind] = _import(getattr(self, kind).module)
+        function: Callable[..., R] = getattr(module, self.__name__)
         return function
 
     def has_kernel(self, x: Tensor, *form: Hashable) -> bool:
@@ -188,18 +196,22 @@ def kernel_policy(name: KernelPolicy) -> Iterator[None]:
 def use_triton(x: Tensor) -> bool:
     """Return whether operations on `x` run on Triton kernels; logs the choice once."""
     policy = _policy.get()
-    if policy == "torch":
-        return False
-    if x.device.type != "cuda":
-        if policy == "triton":
-            raise MissingDependencyError(f"kernels: triton needs CUDA tensors, not {x.device}")
-        return False
+    if x.is_cuda:
+        return policy != "torch" and _runs_on_cuda(policy, x.dtype)
+    if policy == "triton":
+        raise MissingDependencyError(f"kernels: triton needs CUDA tensors, not {x.device}")
+    return False
+
+
+@functools.cache
+def _runs_on_cuda(policy: KernelPolicy, dtype: torch.dtype) -> bool:
+    """Whether Triton kernels compute CUDA tensors in a dtype under a policy other than `torch`."""
     if policy == "auto":
-        if x.dtype == torch.float64:
+        if dtype == torch.float64:
             warn_once("kernels: torch for float64, which Triton kernels do not support")
             return False
         if reason := packages.unavailable_reason():
-            warn_once(f"kernels: torch on {x.device.type} ({reason}); training is several times slower")
+            warn_once(f"kernels: torch on cuda ({reason}); training is several times slower")
             return False
     if tuning.active() is None:
         warn_once(f"kernels: triton ({packages.version()})")
@@ -224,7 +236,6 @@ def warn_once(text: str) -> None:
         _log.warning(text)
 
 
-@functools.cache
 def _import(module: str) -> Any:
     return importlib.import_module(f"evalsuite.models.ops.{module}")
 

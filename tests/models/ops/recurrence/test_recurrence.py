@@ -162,7 +162,8 @@ def test_the_choice_on_cuda_is_logged_once_with_its_reason(
     monkeypatch.setattr(
         tuning, "install", lambda: monkeypatch.setattr(tuning, "_active", tuning.KernelTuning([]))
     )
-    on_cuda: Any = SimpleNamespace(device=torch.device("cuda"), dtype=torch.bfloat16)
+    monkeypatch.setattr(dispatch, "_runs_on_cuda", dispatch._runs_on_cuda.__wrapped__)
+    on_cuda: Any = SimpleNamespace(is_cuda=True, dtype=torch.bfloat16)
     monkeypatch.setattr(packages, "unavailable_reason", lambda: "the package fla is not installed")
     with caplog.at_level(logging.WARNING, "evalsuite"):
         assert not dispatch.use_triton(on_cuda)
