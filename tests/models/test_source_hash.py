@@ -98,6 +98,7 @@ def changed_file(path: Path) -> str:
         ("inference/torch/attention.py", {"student", "teacher"}),
         pytest.param("inference/stopping.py", {"student", "teacher"}, marks=pytest.mark.long),
         pytest.param("inference/token_times.py", set(), marks=pytest.mark.long),
+        pytest.param("inference/torch/benchmark.py", set(), marks=pytest.mark.long),
     ],
 )
 def test_fingerprint_covers_the_source_that_computes(
