@@ -6,7 +6,8 @@ folders = distill(load_recipe("pocket"), Path("students"))
 
 from typing import TYPE_CHECKING, Any
 
-import evalsuite.distill.objectives  # noqa: F401  (registers the objectives)
+import evalsuite.distill.defects
+import evalsuite.distill.objectives  # noqa: F401  (register what recipes name)
 from evalsuite.distill.recipe import Recipe, known_recipes, load_recipe, write_recipe
 
 if TYPE_CHECKING:

@@ -34,9 +34,6 @@ class EndToEndStage(Stage):
     activation_checkpointing: Literal["none", "block"] = "none"
     """block: store the input of each block only; its other activations are computed again in the backward
     pass. Losses and gradients do not change."""
-    recurrent_state: Literal["isolated", "leaks"] = "isolated"
-    """leaks reproduces a defect of published code (Gated DeltaNet of arXiv 2504.14366): recurrent states run
-    on through all sequences of a micro-batch; convolutions, positions and softmax layers do not."""
 
     @property
     @abstractmethod
@@ -50,10 +47,6 @@ class EndToEndStage(Stage):
     @property
     def recomputes_blocks(self) -> bool:
         return self.activation_checkpointing == "block"
-
-    @property
-    def leaks_state(self) -> bool:
-        return self.recurrent_state == "leaks"
 
     def lr_of(self, *, in_mixer: bool) -> float:
         """Peak learning rate of a parameter inside or outside the mixers."""
@@ -101,9 +94,6 @@ class LossConfig(Strict):
     """Restrict the KL to the teacher's K most likely tokens; default: the whole vocabulary."""
     tail: Literal["renormalize", "bucket"] = "renormalize"
     """With top_k: drop the other tokens and renormalize, or treat them as one additional outcome."""
-    kl_reduction: Literal["token_mean", "batchmean"] = "token_mean"
-    """batchmean reproduces a defect of published code, which divides by the batch size alone and thereby
-    makes the KL seq_len times larger."""
 
     @model_validator(mode="after")
     def _nonzero(self) -> "LossConfig":
@@ -137,8 +127,7 @@ class KnowledgeDistillation(EndToEndStage):
         return DistillLossConfig(
             ce=loss.ce,
             ce_tokens=loss.ce_tokens,
-            # The code published with arXiv 2504.14366 uses `batchmean`, which divides [B, T, V] by B alone.
-            kl=loss.kl * (self.seq_len if loss.kl_reduction == "batchmean" else 1),
+            kl=loss.kl,
             temperature=loss.temperature,
             direction=loss.direction,
             top_k=loss.top_k,

@@ -13,6 +13,7 @@ from evalsuite.models.decoder.block import Observer
 from evalsuite.models.decoder.head import LanguageModelHead
 from evalsuite.models.decoder.model import attention_of
 from evalsuite.models.mixers.base import RecurrentMixer
+from evalsuite.models.ops.recurrence import RecurrenceInputs
 
 _log = logging.getLogger(__name__)
 
@@ -42,11 +43,11 @@ def set_activation_checkpointing(model: CausalLM, *, enabled: bool) -> None:
         block.recomputes = enabled
 
 
-def set_state_leak(model: CausalLM, *, enabled: bool) -> None:
-    """Let the states of recurrent layers run on from sequence to sequence, or isolate sequences."""
+def set_recurrence(model: CausalLM, recurrence: Callable[[RecurrenceInputs], tuple[Tensor, Tensor]]) -> None:
+    """Let `recurrence` compute the recurrences of a model."""
     for layer in model.model.layers:
         if isinstance(layer.self_attn, RecurrentMixer):
-            layer.self_attn.leaks_state = enabled
+            layer.self_attn.recurrence = recurrence
 
 
 def hidden_states(model: CausalLM, batch: MicroBatch, *, observe: Observer | None = None) -> Tensor:

@@ -9,7 +9,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from evalsuite.foundation.registry import Registry, subclass_of
 from evalsuite.foundation.strict import StrictUnion
@@ -101,10 +101,6 @@ class AdamW(Optimizer):
     state_bits: Literal[8, 32] = 32
     """Bits of each of AdamW's two states; 8 (torchao, extra `lowbit`) takes 2 instead of 8 bytes a trained
     parameter. Vectors and matrices whose rows are no multiple of 256 keep 32."""
-    master_weights: Literal["fp32", "bf16"] = "fp32"
-    """bf16 reproduces a defect of published code (arXiv 2504.14366), which trains a bf16 model without fp32
-    master weights: weights and AdamW's states are rounded after every step, so that updates below 2⁻⁹ of a
-    weight are lost."""
 
     @property
     def state_bytes(self) -> int:
@@ -125,26 +121,7 @@ class AdamW(Optimizer):
             from evalsuite.distill.optim.low_bit import RowwiseAdamW8bit
 
             return [RowwiseAdamW8bit(groups, betas=(self.beta1, self.beta2), eps=self.eps)]
-        optimizer = self.adamw(groups)
-        if self.master_weights == "bf16":
-            optimizer.register_step_post_hook(_round_to_bf16)
-        return [optimizer]
-
-    @model_validator(mode="after")
-    def _rounds_32_bits(self) -> "AdamW":
-        if self.master_weights == "bf16" and self.state_bits != 32:
-            raise ValueError("'master_weights: bf16' needs 'state_bits: 32'")
-        return self
-
-
-def _round_to_bf16(optimizer: "torch.optim.Optimizer", *_: Any) -> None:
-    """Round AdamW's weights and states as if stored so; PyTorch computes steps on bf16 weights in fp32."""
-    import torch
-
-    with torch.no_grad():
-        for parameter, state in optimizer.state.items():
-            for tensor in (parameter, state["exp_avg"], state["exp_avg_sq"]):
-                tensor.copy_(tensor.bfloat16())
+        return [self.adamw(groups)]
 
 
 @OPTIMIZERS.register("muon")

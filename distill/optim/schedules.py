@@ -77,20 +77,12 @@ class WarmupStableDecay(Schedule):
     """The peak rate between warmup and a linear decay (arXiv 2404.06395)."""
 
     kind: Literal["wsd"] = "wsd"
-    stable: Literal["remaining", "80_percent"] = "remaining"
-    """Length of the stable phase. 80_percent reproduces a defect of published code (arXiv 2504.14366), where
-    warmup, stable phase and decay take 20 + 80 + 10 % of the steps: the decay never begins."""
 
     def decay_steps(self, steps: int) -> int:
-        return 0 if self.stable == "80_percent" else round(self.decay_ratio * steps)
+        return round(self.decay_ratio * steps)
 
     @model_validator(mode="after")
     def _adds_up(self) -> "WarmupStableDecay":
-        if self.stable == "80_percent" and self.warmup_ratio < 0.2:
-            raise ValueError(
-                "'stable: 80_percent' reproduces a schedule whose decay never begins: it needs a "
-                f"warmup_ratio of 0.2 or more, not {self.warmup_ratio}"
-            )
         if self.warmup_ratio + self.decay_ratio > 1:
             raise ValueError(
                 f"warmup_ratio ({self.warmup_ratio}) and decay_ratio ({self.decay_ratio}) add up to more "

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, Field, SerializeAsAny, model_validator
+from pydantic import BaseModel, Field, SerializeAsAny, field_validator, model_validator
 
 from evalsuite.distill.recipe.config import (
     ArchitectureConfig,
@@ -29,6 +29,7 @@ from evalsuite.distill.recipe.study import Study
 from evalsuite.foundation import ConfigError, content_hash, nearest
 from evalsuite.foundation.strict import Distinct, Seed, Strict, parse
 from evalsuite.foundation.strict_yaml import parse_yaml, read_yaml
+from evalsuite.models.inits import INITS
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 STUDENT_NAME = r"[A-Za-z0-9][A-Za-z0-9_.-]*"
@@ -36,6 +37,8 @@ CALIBRATED = "gated_deltanet"
 """The mixer that the method of a calibration fits."""
 TEACHER_MIXERS = ("softmax", "sliding_window")
 """Mixers that are the teacher's own attention."""
+SCRATCH = "scratch"
+"""Initialization that copies nothing at all from the teacher."""
 RUN_FOLDERS = ("checkpoints", "executor", "failed", "state", "variants")
 """What lies next to the students of a run."""
 
@@ -70,12 +73,10 @@ class StudentRecipe(Strict):
     student's own mixer, or softmax attention."""
     options: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Mixer name → mixer options."""
-    init: Literal["qkvo", "qkv", "vo", "random", "scratch"] = "qkvo"
-    """The teacher's projections that initialize the mixers. `random`: none; `scratch`: nothing at all is
-    copied, neither MLPs nor embeddings."""
-    kv_expansion: Literal["heads", "head_size_32", "rows"] = "heads"
-    """How key and value heads of a grouped-query teacher are repeated for every query head: `heads` is
-    correct, the other two reproduce defects of published code."""
+    init: str = "qkvo"
+    """The teacher's projections that initialize the mixers: `qkvo`, `qkv` or `vo`. `random`: none; `scratch`:
+    nothing at all is copied, neither MLPs nor embeddings. The other ones of `evalsuite.distill.defects`
+    reproduce defects of published code."""
     calibration: CalibrationConfig | None = None
     """Set the initial values of the mixers from statistics of the teacher's attention."""
     initial_checkpoints: dict[str, str] = Field(default_factory=dict)
@@ -95,6 +96,13 @@ class StudentRecipe(Strict):
         if named.layers is not None:
             changes["layers"] = named.layers
         return self.model_copy(update=changes)
+
+    @field_validator("init")
+    @classmethod
+    def _known_init(cls, name: str) -> str:
+        if name != SCRATCH and name not in INITS:
+            raise ValueError(f"unknown init '{name}'{nearest(name, [*INITS, SCRATCH])}")
+        return name
 
     @model_validator(mode="after")
     def _names_are_folders(self) -> "StudentRecipe":
@@ -229,7 +237,7 @@ class Recipe(Strict):
             return f"{where}: method taylor fits {CALIBRATED}, which no student has; remove the calibration"
         if student.initial_checkpoints:
             return f"{where} sets new students only; remove it, or 'student.initial_checkpoints'"
-        if student.init not in ("qkvo", "qkv"):
+        if student.init == SCRATCH or not INITS[student.init].letters.startswith("qkv"):
             return (
                 f"{where} starts from the teacher's queries, keys and values: set student.init: qkvo or qkv, "
                 f"not {student.init}"

@@ -11,7 +11,7 @@ also listed and checked without torch.
 """
 
 from abc import abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field, SerializeAsAny, model_validator
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from evalsuite.distill.types import CausalLM, StepLosses
     from evalsuite.models.decoder.cost import ModelCost
+    from evalsuite.models.ops.recurrence import RecurrenceInputs
 
 
 class Stage(StrictUnion):
@@ -115,9 +116,11 @@ class Stage(StrictUnion):
         return False
 
     @property
-    def leaks_state(self) -> bool:
-        """Whether recurrent states run on from sequence to sequence, which reproduces a defect."""
-        return False
+    def recurrence(self) -> "Callable[[RecurrenceInputs], tuple[torch.Tensor, torch.Tensor]]":
+        """What computes the recurrences of students in this stage."""
+        from evalsuite.models.ops.recurrence import compute_recurrence
+
+        return compute_recurrence
 
     @property
     def trainable_set(self) -> str:

@@ -281,7 +281,6 @@ def _new_student(placement: Placement, recipe: Recipe, label: str, teacher: Any)
         teacher,
         **_student_settings(recipe, label, placement.config(teacher).num_hidden_layers),
         seed=recipe.seed,
-        kv_expansion=config.kv_expansion,
     )
     if config.init != "scratch":
         return student

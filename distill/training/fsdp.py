@@ -20,7 +20,7 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor, Shard
 
-from evalsuite.distill.objectives.forward import set_activation_checkpointing, set_state_leak
+from evalsuite.distill.objectives.forward import set_activation_checkpointing, set_recurrence
 from evalsuite.distill.recipe.stage import Stage
 from evalsuite.distill.trainable import set_trainable
 from evalsuite.distill.training.distributed import ProcessGroup
@@ -149,7 +149,7 @@ class FSDPTrainState(StudentTrainState):
         self.end_stage()
         self.parameters = self.optimizer_params = set_trainable(self.model, stage.trainable_set)
         set_activation_checkpointing(self.model, enabled=stage.recomputes_blocks)
-        set_state_leak(self.model, enabled=stage.leaks_state)
+        set_recurrence(self.model, stage.recurrence)
         self._build_optimizers(stage)
         groups = layer_groups(self.parameters, layerwise=stage.is_layerwise)
         self._groups = [[self.parameters[name] for name in names] for names in groups.values()]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from evalsuite.distill.objectives.forward import set_activation_checkpointing, set_state_leak
+from evalsuite.distill.objectives.forward import set_activation_checkpointing, set_recurrence
 from evalsuite.distill.recipe.stage import Stage
 from evalsuite.distill.trainable import mixer_names, set_trainable, trainable_names
 from evalsuite.distill.training.distributed import ProcessGroup
@@ -71,7 +71,7 @@ class StudentTrainState:
         self.end_stage()
         self.parameters = set_trainable(self.model, stage.trainable_set)
         set_activation_checkpointing(self.model, enabled=stage.recomputes_blocks)
-        set_state_leak(self.model, enabled=stage.leaks_state)
+        set_recurrence(self.model, stage.recurrence)
         masters = self.optimizer_params = {name: self.master_weights.params[name] for name in self.parameters}
         self._build_optimizers(stage)
         # Layerwise objectives train, and clip, every layer separately.

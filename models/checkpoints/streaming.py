@@ -94,14 +94,13 @@ class NewStudentWeights:
         options: dict[str, dict[str, Any]],
         init: str,
         seed: int,
-        kv_expansion: str,
     ) -> None:
         config = student_config(teacher.model.config, mixers, options, init)
         self._drawn = DrawnWeights(lambda: StudentForCausalLM(config), seed=seed)
         self.model = self._drawn.model
         self.model.config.dtype = torch.float32
         copy_generation_config(self.model, teacher.model)
-        self._teacher, self._init, self._kv_expansion = teacher, init, kv_expansion
+        self._teacher, self._init = teacher, init
         self._converted: tuple[int, dict[str, Tensor]] | None = None
 
     def rows(self, name: str, start: int, stop: int) -> Tensor:
@@ -123,7 +122,7 @@ class NewStudentWeights:
             name: self._teacher.all_rows(f"{prefix}.{name}") for name, _ in attention.named_parameters()
         }
         with filled(mixer, mine), filled(attention, theirs):
-            mixer.copy_from_teacher(attention, self._init, self._kv_expansion)
+            mixer.copy_from_teacher(attention, self._init)
         return {f"{prefix}.{name}": tensor for name, tensor in mine.items()}
 
 

@@ -5,12 +5,12 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from evalsuite.foundation import ConfigError, nearest
+from evalsuite.foundation import ConfigError
 from evalsuite.models.decoder.config import StudentConfig
 from evalsuite.models.decoder.families import is_supported
 from evalsuite.models.decoder.model import StudentForCausalLM
+from evalsuite.models.inits import INITS
 from evalsuite.models.mixers import MIXERS
-from evalsuite.models.mixers.teacher_weights import INITS
 
 
 def build_student(
@@ -20,7 +20,6 @@ def build_student(
     options: dict[str, dict[str, Any]] | None = None,
     init: str = "qkvo",
     seed: int = 0,
-    kv_expansion: str = "heads",
 ) -> StudentForCausalLM:
     """Build a student on the teacher's device and in its dtype.
 
@@ -31,9 +30,8 @@ def build_student(
     Args:
         mixers: one name for all layers, or one per layer.
         options: mixer name → option → value.
-        init: `qkvo`, `qkv`, `vo` or `random`.
+        init: `qkvo`, `qkv`, `vo` or `random`; see `evalsuite.models.inits`.
         seed: seed of random initialization; the global generators are not affected.
-        kv_expansion: how key and value heads are repeated; see `repeat_kv_weights`.
 
     Raises:
         ConfigError: unknown mixer, option or init, an `init` that no layer uses, a wrong number of mixers, or
@@ -49,7 +47,7 @@ def build_student(
     # Not `student.to(dtype)`, which would also cast the rotary frequencies, a buffer, to bfloat16.
     for mine in student.parameters():
         mine.data = mine.data.to(parameter.dtype)
-    copy_teacher(student, teacher, init, kv_expansion)
+    copy_teacher(student, teacher, init)
     student.config.dtype = parameter.dtype
     copy_generation_config(student, teacher)
     return student.train(teacher.training)
@@ -65,8 +63,7 @@ def student_config(
     teacher: PreTrainedConfig, mixers: list[str], options: dict[str, dict[str, Any]], init: str
 ) -> StudentConfig:
     """The config of a student with the given mixers, one per layer. Raises as `build_student`."""
-    if init not in INITS:
-        raise ConfigError(f"init = '{init}'{nearest(init, INITS)}")
+    INITS.get_or_raise(init)
     if init != "qkvo" and not any(MIXERS[name].uses_init for name in mixers if name in MIXERS):
         raise ConfigError(
             f"init = '{init}' concerns mixers that replace attention, and this student has none; for softmax "
@@ -97,9 +94,7 @@ def teacher_config_dict(teacher: PreTrainedConfig) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def copy_teacher(
-    student: StudentForCausalLM, teacher: PreTrainedModel, init: str, kv_expansion: str = "heads"
-) -> None:
+def copy_teacher(student: StudentForCausalLM, teacher: PreTrainedModel, init: str) -> None:
     """Copy the teacher's weights into `student`."""
     weights = {name: value for name, value in teacher.state_dict().items() if ".self_attn." not in name}
     missing, unexpected = student.load_state_dict(weights, strict=False)
@@ -107,4 +102,4 @@ def copy_teacher(
     if absent or unexpected:
         raise ConfigError(f"teacher and student have different parameters: {[*absent, *unexpected][:4]}")
     for mine, original in zip(student.model.layers, teacher.model.layers, strict=True):
-        mine.self_attn.copy_from_teacher(original.self_attn, init, kv_expansion)
+        mine.self_attn.copy_from_teacher(original.self_attn, init)

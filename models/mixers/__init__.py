@@ -5,7 +5,7 @@ from typing import Any
 from torch import nn
 
 from evalsuite.foundation.registry import import_submodules
-from evalsuite.models.mixers.attention_shape import AttentionShape, repeat_kv_weights
+from evalsuite.models.mixers.attention_shape import AttentionShape
 from evalsuite.models.mixers.base import RecurrentMixer
 from evalsuite.models.mixers.interface import (
     MIXERS,
@@ -68,5 +68,4 @@ __all__ = [
     "make_mixer",
     "option_defaults",
     "parse_options",
-    "repeat_kv_weights",
 ]

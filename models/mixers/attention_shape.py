@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from torch import Tensor, nn
+from torch import nn
 
-from evalsuite.foundation import ConfigError, nearest
+from evalsuite.foundation import ConfigError
 from evalsuite.models.mixers.options import MixerOptions
 
 
@@ -170,32 +170,3 @@ def _linear(attention: nn.Module, name: str, layer: int) -> nn.Linear:
     if not isinstance(found, nn.Linear):
         raise ConfigError(f"layer {layer}: {type(attention).__name__} has no {name}{_SUPPORTED}")
     return found
-
-
-KV_EXPANSIONS = ("heads", "head_size_32", "rows")
-"""Ways to repeat key and value heads; all but the first reproduce defects of published code."""
-
-
-def repeat_kv_weights(weight: Tensor, shape: AttentionShape, mode: str = "heads") -> Tensor:
-    """Repeat the rows of a key or value projection so that each query head gets the head of its group:
-    [num_kv_heads · head_dim, …] → [num_heads · head_dim, …].
-
-    Args:
-        weight: weight or bias of the grouped projection.
-        shape: the teacher's attention shape.
-        mode: `heads` repeats complete heads, which is correct. The other two reproduce published code, to
-            measure their cost: `head_size_32` (arXiv 2504.14366) treats 32 rows as a head, so that with heads
-            of 64 two of three query heads of SmolLM2-135M start from halves of the wrong head; `rows`
-            (fla-org/hybrid-distillation) repeats single rows, which scrambles every head.
-
-    Raises:
-        ConfigError: unknown mode, or rows that do not divide into heads of 32.
-    """
-    if mode not in KV_EXPANSIONS:
-        raise ConfigError(f"kv_expansion = '{mode}'{nearest(mode, KV_EXPANSIONS)}")
-    size = {"heads": shape.head_dim, "head_size_32": 32, "rows": 1}[mode]
-    if weight.shape[0] % size:
-        raise ConfigError(f"kv_expansion = '{mode}': {weight.shape[0]} rows do not divide into heads of 32")
-    tail = weight.shape[1:]
-    blocks = weight.reshape(-1, size, *tail)
-    return blocks.repeat_interleave(shape.num_kv_groups, 0).reshape(-1, *tail)

@@ -81,8 +81,8 @@ class RecurrentMixer(Mixer):
     """True if the values carry a column of ones, whose output is Σ_j A_tj."""
     uses_delta_rule: bool = False
     """True if `compute_gates` sets β, so that each write first removes what the state holds for its key."""
-    leaks_state: bool = False
-    """Set in stages with `recurrent_state: leaks`, which reproduce a defect; see `_compute`."""
+    recurrence: Callable[[RecurrenceInputs], tuple[Tensor, Tensor]] = staticmethod(compute_recurrence)
+    """What computes the recurrence; training may replace it."""
 
     def __init__(self, attention_shape: AttentionShape, options: MixerOptions, layer_idx: int) -> None:
         super().__init__()
@@ -124,8 +124,8 @@ class RecurrentMixer(Mixer):
     ) -> "RecurrentMixer":
         return cls(shape, options, layer)
 
-    def copy_from_teacher(self, attention: nn.Module, init: str, kv_expansion: str) -> None:
-        copy_projections(self, attention, init, kv_expansion)
+    def copy_from_teacher(self, attention: nn.Module, init: str) -> None:
+        copy_projections(self, attention, init)
 
     def _build_convolutions(self) -> None:
         options = self.options
@@ -311,20 +311,6 @@ class RecurrentMixer(Mixer):
             o = o + layer.skip.to(o.dtype).unsqueeze(-1) * layer.inputs.v
         return o
 
-    def _compute(self, inputs: RecurrenceInputs) -> tuple[Tensor, Tensor]:
-        """Run the recurrence.
-
-        `leaks_state` reproduces a defect of published code (Gated DeltaNet of arXiv 2504.14366, whose
-        recurrence reads the bounds of sequences anew from the caller, where they are missing): the state runs
-        on through all sequences of the batch, while convolutions respect their bounds. Training only, so that
-        there is neither a cached state nor padding.
-        """
-        if not self.leaks_state:
-            return compute_recurrence(inputs)
-        assert inputs.initial_state is None
-        o, last = compute_recurrence(inputs.as_one_row(cu_seqlens=None))
-        return o.view(inputs.v.shape), last
-
     def forward(
         self,
         hidden_states: Tensor,
@@ -369,7 +355,7 @@ class RecurrentMixer(Mixer):
             cu_seqlens=cu_seqlens,
             access=access,
         )
-        o, last = self._compute(layer.inputs)
+        o, last = self.recurrence(layer.inputs)
         mixed, new_state = self.apply_normalizer(o, layer), {"recurrent": last, **layer.state}
         if self.options.window:
             mixed, window_state = self.window_branch.mix(

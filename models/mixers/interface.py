@@ -159,13 +159,12 @@ class Mixer(nn.Module):
         """
         raise NotImplementedError
 
-    def copy_from_teacher(self, attention: nn.Module, init: str, kv_expansion: str) -> None:
+    def copy_from_teacher(self, attention: nn.Module, init: str) -> None:
         """Copy the teacher's projections.
 
         Args:
             attention: the teacher's attention module.
-            init: which projections; see `evalsuite.models.mixers.teacher_weights.INITS`.
-            kv_expansion: how key and value heads are repeated; see `repeat_kv_weights`.
+            init: name of an initialization; see `evalsuite.models.inits`.
         """
         raise NotImplementedError
 

@@ -7,7 +7,6 @@ between numerator and denominator, so it is not carried: the soft cap keeps i be
 holds such sums over any length.
 """
 
-import math
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -47,10 +46,9 @@ class MLSTMOptions(DecayOptions):
     """Soft cap on the gates' logits: cap · tanh(x / cap)."""
     input_gate: bool = True
     """Weight each write by the exponential gate i_t."""
-    gate_bias_init: Literal["coupled", "overwritten"] = "coupled"
-    """coupled: the input gate's bias is minus that of the forget gate. overwritten reproduces a defect of the
-    code published with arXiv 2504.14366, which sets the input gate's bias twice (to log 2, then −log 2) and
-    leaves that of the forget gate at 0, so that the initial state halves with every token."""
+    input_gate_bias: float | None = None
+    """Initial bias of the input gate; default: minus that of the forget gate, b_i = −b_f (arXiv
+    2504.14366v1, section 3.1)."""
     normalizer: bool = True
     """Divide by max(|n_t · q_t|, 1)."""
 
@@ -76,12 +74,6 @@ class MLSTM(RecurrentMixer):
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
-        if self.options.gate_bias_init == "overwritten":
-            init_constant_(self.f_proj, 0.0)
-            if self.options.input_gate:
-                init_constant_(self.i_proj, -math.log(2))
-            return
-        # The input gate starts coupled to the forget gate, b_i = −b_f (arXiv 2504.14366v1, section 3.1).
         cap = self.options.gate_cap
         if self.options.decay_init == "native":
             # Forget-gate biases of xLSTM.
@@ -91,7 +83,8 @@ class MLSTM(RecurrentMixer):
             start = cap * torch.atanh((logits / cap).clamp(max=0.999))
         init_constant_(self.f_proj, start)
         if self.options.input_gate:
-            init_constant_(self.i_proj, -start)
+            bias = self.options.input_gate_bias
+            init_constant_(self.i_proj, -start if bias is None else bias)
 
     def compute_gates(self, x: Tensor, inputs: RecurrenceInputs) -> RecurrenceInputs:
         if self.options.input_gate:

@@ -103,7 +103,7 @@ class SoftmaxMixer(Mixer, nn.Module):
         """Tokens that a query attends to, given the window of the teacher's layer."""
         return AttentionSpan(teacher_window)
 
-    def copy_from_teacher(self, attention: nn.Module, init: str, kv_expansion: str) -> None:
+    def copy_from_teacher(self, attention: nn.Module, init: str) -> None:
         """Copy what the option `init` names; `init` is for mixers that replace attention."""
         copy_softmax(self, attention, SOFTMAX_INITS[self.options.init])
 

@@ -6,12 +6,10 @@ import torch
 from torch import Tensor, nn
 
 from evalsuite.foundation import ConfigError
-from evalsuite.models.mixers.attention_shape import repeat_kv_weights
+from evalsuite.models.inits import INITS
 
-INITS: dict[str, str] = {"qkvo": "qkvo", "qkv": "qkv", "vo": "vo", "random": ""}
-"""Teacher projections that initialize a mixer (arXiv 2504.14366v1, Section 3.1; 2603.26556, App. C)."""
 SOFTMAX_INITS = {"teacher": "qkvo", "qkv": "qkv", "vo": "vo", "random": ""}
-"""The same for softmax layers, by their option `init`."""
+"""Projections that are copied into softmax layers, by their option `init`."""
 
 
 def copy_softmax(target: nn.Module, attention: nn.Module, letters: str) -> None:
@@ -32,13 +30,14 @@ def normalize_key_proj_as_gate(keys: nn.Linear, name: str) -> Tensor:
     return keys.weight / length.unsqueeze(1) if name == "weight" else keys.bias / length
 
 
-def copy_projections(mixer: Any, attention: nn.Module, init: str, kv_expansion: str) -> None:
-    """Copy the projections in `init` into a recurrent mixer; QK-norms are copied along with q and k.
+def copy_projections(mixer: Any, attention: nn.Module, init: str) -> None:
+    """Copy the projections of `init` into a recurrent mixer; QK-norms are copied along with q and k.
 
     Raises:
         ConfigError: a projection of another shape; the message names an `init` or option that avoids it.
     """
-    letters = INITS[init]
+    chosen, shape = INITS[init], mixer.attention_shape
+    letters = chosen.letters
     for letter in letters:
         source, target = getattr(attention, f"{letter}_proj"), getattr(mixer, f"{letter}_proj", None)
         if target is None:
@@ -49,8 +48,8 @@ def copy_projections(mixer: Any, attention: nn.Module, init: str, kv_expansion: 
                 continue
             if letter == "k" and not mixer.has_keys:
                 value = normalize_key_proj_as_gate(source, name)
-            if letter in "kv" and mixer.options.expand_kv and mixer.attention_shape.num_kv_groups > 1:
-                value = repeat_kv_weights(value, mixer.attention_shape, kv_expansion)
+            if letter in "kv" and mixer.options.expand_kv and shape.num_kv_groups > 1:
+                value = chosen.repeat_kv(value, shape.head_dim, shape.num_kv_groups)
             fitting = value if value.shape == place.shape else widen_heads(mixer, letter, value, place)
             if fitting is None:
                 raise ConfigError(
@@ -62,9 +61,9 @@ def copy_projections(mixer: Any, attention: nn.Module, init: str, kv_expansion: 
     for letter in "qk":
         if letter in letters and hasattr(mixer, f"{letter}_norm"):
             gain = norm_gain(getattr(attention, f"{letter}_norm"))
-            if letter == "k" and mixer.attention_shape.qk_norm == "all_heads" and mixer.options.expand_kv:
+            if letter == "k" and shape.qk_norm == "all_heads" and mixer.options.expand_kv:
                 # Copies of heads leave the mean square over all heads as it is.
-                gain = repeat_kv_weights(gain, mixer.attention_shape, kv_expansion)
+                gain = chosen.repeat_kv(gain, shape.head_dim, shape.num_kv_groups)
             getattr(mixer, f"{letter}_norm").weight.copy_(gain)
 
 

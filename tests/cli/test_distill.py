@@ -41,8 +41,8 @@ def test_distill_variants_have_their_own_folders():
 def test_distill_variant_of_a_variant():
     (_, plain, _), (folder, both, _) = chosen(f"{ZOO}:seed1", "--variants", "wrong-heads")
     assert folder == "variants/wrong-heads"
-    assert (plain.seed, plain.student.kv_expansion) == (1, "heads")
-    assert (both.seed, both.student.kv_expansion) == (1, "head_size_32")
+    assert (plain.seed, plain.student.init) == (1, "qkvo")
+    assert (both.seed, both.student.init) == (1, "qkvo_heads_of_32")
 
 
 def test_distill_refuses_two_variants_that_train_the_same_students(tmp_path):

@@ -1,5 +1,6 @@
 """The study of defects: every arm switches on one defect and changes nothing else."""
 
+import math
 from typing import Any
 
 import pytest
@@ -9,15 +10,15 @@ from evalsuite.distill.recipe.study import study_runs
 from evalsuite.foundation import ConfigError
 
 NAME = "defects-pocket-10m"
-BATCHMEAN = {f"stages.{stage}.loss.kl_reduction": "batchmean" for stage in (2, 3)}
+HALVING = {"min_decay": 0.5, "max_decay": 0.5, "input_gate_bias": -math.log(2)}
 ARMS: dict[str, dict[str, Any]] = {
-    "kl-times-length": BATCHMEAN,
-    "wrong-heads": {"student.kv_expansion": "head_size_32"},
-    "repeated-rows": {"student.kv_expansion": "rows"},
-    "leaking-state": {f"stages.{stage}.recurrent_state": "leaks" for stage in (2, 3)},
-    "bf16-weights": {f"stages.{stage}.optimizer.master_weights": "bf16" for stage in range(4)},
-    "no-decay": {f"stages.{stage}.schedule.stable": "80_percent" for stage in (1, 2, 3)},
-    "overwritten-bias": {"student.options": {"mlstm": {"gate_bias_init": "overwritten"}}},
+    "kl-times-length": {f"stages.{stage}.objective": "kd_batchmean" for stage in (2, 3)},
+    "wrong-heads": {"student.init": "qkvo_heads_of_32"},
+    "repeated-rows": {"student.init": "qkvo_repeated_rows"},
+    "leaking-state": {f"stages.{stage}.objective": "kd_leaking_state" for stage in (2, 3)},
+    "bf16-weights": {f"stages.{stage}.optimizer.kind": "adamw_bf16" for stage in range(4)},
+    "no-decay": {f"stages.{stage}.schedule.kind": "wsd_without_decay" for stage in (1, 2, 3)},
+    "overwritten-bias": {"student.options": {"mlstm": HALVING}},
 }
 
 

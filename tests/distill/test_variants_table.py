@@ -35,7 +35,7 @@ def described(name: str, recipe: Recipe) -> str:
     )
 
 
-@patch("evalsuite.distill.recipe.read_yaml", side_effect=lambda path: deepcopy(READ(path)))
+@patch("evalsuite.distill.recipe.recipe.read_yaml", side_effect=lambda path: deepcopy(READ(path)))
 def table(_: object) -> dict[str, str]:
     lines = {}
     for name in known_recipes():

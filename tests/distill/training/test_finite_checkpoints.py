@@ -68,7 +68,7 @@ def test_a_finished_student_has_finite_weights(
 OPTIMIZERS = [
     {},
     {"kind": "muon"},
-    {"master_weights": "bf16"},
+    {"kind": "adamw_bf16"},
 ]
 
 

@@ -8,12 +8,14 @@ import torch
 from pydantic import ValidationError
 from torch import Tensor
 
-from evalsuite.distill.objectives.forward import hidden_states, set_state_leak
+from evalsuite.distill.defects import leaking_recurrence
+from evalsuite.distill.objectives.forward import hidden_states, set_recurrence
 from evalsuite.distill.optim.optimizers import Optimizer
 from evalsuite.distill.recipe.stage import Stage
 from evalsuite.distill.training.train_step import StudentTrainState
 from evalsuite.distill.types import MicroBatch
 from evalsuite.models import build_student
+from evalsuite.models.ops.recurrence import compute_recurrence
 
 MIXERS = ("gated_deltanet", "kda", "mlstm", "retnet")
 
@@ -23,7 +25,7 @@ def rows(count: int, length: int) -> Tensor:
 
 
 def hidden(student: Any, tokens: Tensor, *, leaks: bool, bounds: list[int] | None = None) -> Tensor:
-    set_state_leak(student, enabled=leaks)
+    set_recurrence(student, leaking_recurrence if leaks else compute_recurrence)
     batch = MicroBatch(tokens, tokens)
     if bounds is not None:
         cu_seqlens = torch.tensor(bounds, dtype=torch.int32)
@@ -65,19 +67,23 @@ def test_convolutions_and_softmax_layers_do_not_leak(teacher):
 def test_only_the_stage_that_asks_for_it_leaks(teacher, stage):
     state = StudentTrainState("s", build_student(teacher, "kda").train())
     mixers = [layer.self_attn for layer in state.model.model.layers]
-    for objective, changes, leaks in (
-        ("kd", {"recurrent_state": "leaks"}, True),
-        ("kd", {}, False),
-        ("sft", {"recurrent_state": "leaks"}, True),
-        ("attention_output", {}, False),
+    for objective, recurrence in (
+        ("kd_leaking_state", leaking_recurrence),
+        ("kd", compute_recurrence),
+        ("sft_leaking_state", leaking_recurrence),
+        ("attention_output", compute_recurrence),
     ):
-        state.begin_stage(Stage.model_validate(stage("s", objective, **changes)))
-        assert [mixer.leaks_state for mixer in mixers] == [leaks] * len(mixers)
+        state.begin_stage(Stage.model_validate(stage("s", objective)))
+        assert [mixer.recurrence for mixer in mixers] == [recurrence] * len(mixers)
 
 
-def test_layerwise_stages_have_no_leak(stage):
-    with pytest.raises(ValidationError, match="recurrent_state"):
-        Stage.model_validate(stage("s", "attention_output", recurrent_state="leaks"))
+def test_the_batchmean_kl_is_seq_len_times_larger(stage):
+    settings = {"loss": {"ce": 0.5, "kl": 2.0}}
+    correct, defect = (
+        Stage.model_validate(stage("s", objective, **settings)).fused_loss
+        for objective in ("kd", "kd_batchmean")
+    )
+    assert (defect.ce, defect.kl) == (correct.ce, 64 * correct.kl)
 
 
 def updated(stage: Any, dtype: torch.dtype, lr: float, **optimizer: Any) -> Tensor:
@@ -93,7 +99,7 @@ def updated(stage: Any, dtype: torch.dtype, lr: float, **optimizer: Any) -> Tens
 
 
 def test_bf16_weights_are_updated_as_by_pytorch(stage):
-    found = updated(stage, torch.float32, 1e-2, master_weights="bf16")
+    found = updated(stage, torch.float32, 1e-2, kind="adamw_bf16")
     torch.testing.assert_close(found, updated(stage, torch.bfloat16, 1e-2), rtol=2**-7, atol=0)
     assert (found == updated(stage, torch.bfloat16, 1e-2)).float().mean() > 0.98
     assert torch.equal(found, found.bfloat16().float())
@@ -103,11 +109,10 @@ def test_bf16_weights_lose_small_updates(stage):
     """A step of 1e-4 is below half the distance of bf16 numbers for all weights above 0.05."""
     start = updated(stage, torch.float32, 1e-30)
     large = start.abs() > 0.06
-    assert torch.equal(updated(stage, torch.float32, 1e-4, master_weights="bf16")[large], start[large])
+    assert torch.equal(updated(stage, torch.float32, 1e-4, kind="adamw_bf16")[large], start[large])
     assert (updated(stage, torch.float32, 1e-4) != start).all()
 
 
-@pytest.mark.parametrize("values", [{"kind": "muon"}, {"state_bits": 8}])
-def test_bf16_weights_need_adamw(values):
-    with pytest.raises(ValidationError, match="master_weights"):
-        Optimizer.model_validate({"master_weights": "bf16", **values})
+def test_bf16_weights_have_32_bit_states():
+    with pytest.raises(ValidationError, match="state_bits"):
+        Optimizer.model_validate({"kind": "adamw_bf16", "state_bits": 8})

@@ -71,7 +71,7 @@ def test_rows_of_a_checkpoint(teacher: Path) -> None:
 def test_rows_of_a_new_student(teacher: Path, mixer: str, init: str) -> None:
     if not MIXERS[mixer].uses_init and init == "random":
         pytest.skip("its init is an option")
-    settings: dict[str, Any] = {"options": {}, "init": init, "seed": 3, "kv_expansion": "heads"}
+    settings: dict[str, Any] = {"options": {}, "init": init, "seed": 3}
     mixers = [mixer, "softmax", "gated_deltanet"]
     weights = NewStudentWeights(StoredWeights(describe_checkpoint(str(teacher))), mixers, **settings)
     whole = build_student(load_checkpoint(str(teacher), dtype="float32").model, mixers, **settings)
@@ -119,7 +119,7 @@ def test_memory_is_that_of_one_layer(teacher: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(StoredWeights, "rows", watched(StoredWeights.rows))
     stored = StoredWeights(describe_checkpoint(str(teacher)))
     mixers = ["gated_deltanet"] * CONFIG.num_hidden_layers
-    weights = NewStudentWeights(stored, mixers, options={}, init="qkvo", seed=0, kv_expansion="heads")
+    weights = NewStudentWeights(stored, mixers, options={}, init="qkvo", seed=0)
     for name, parameter in weights.model.named_parameters():
         weights.rows(name, 0, len(parameter))
     gc.collect()

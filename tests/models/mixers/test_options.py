@@ -1,5 +1,6 @@
 """Options of mixers: widths, feature maps, decay granularity, gates switched off, and refusals."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -172,8 +173,7 @@ def test_mlstm_gates_start_coupled_or_as_in_the_published_code() -> None:
     attention = Attention(8)
     for options, forget, write in (
         ({}, 0.88, (1 - 0.88) / 0.88),
-        ({"gate_bias_init": "overwritten"}, 0.5, 0.5),
-        ({"gate_bias_init": "overwritten", "preset": "native"}, 0.5, 0.5),
+        ({"min_decay": 0.5, "max_decay": 0.5, "input_gate_bias": -math.log(2)}, 0.5, 0.5),
     ):
         mixer = make_mixer("mlstm", attention, options, layer=0, norm_eps=1e-6, window=None)
         assert isinstance(mixer, RecurrentMixer)
