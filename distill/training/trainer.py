@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 
-from evalsuite.distill.calibration import calibrate_students
 from evalsuite.distill.data.exchange import join_exchange
 from evalsuite.distill.data.loader import DataSources, StageDataLoader, prefetch, validate_data
 from evalsuite.distill.data.responses import generate_responses
@@ -33,6 +32,7 @@ from evalsuite.distill.training.builders import (
     resolve_checkpoints,
     resolve_layer_selection,
 )
+from evalsuite.distill.training.calibration import calibrate_students
 from evalsuite.distill.training.checkpoint import Checkpointer
 from evalsuite.distill.training.distributed import ProcessGroup
 from evalsuite.distill.training.divergence import (

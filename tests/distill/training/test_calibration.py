@@ -8,9 +8,9 @@ import torch
 from pydantic import ValidationError
 
 from evalsuite.distill import Recipe, distill
-from evalsuite.distill.calibration import calibrate_students, calibration_sequences
 from evalsuite.distill.objectives.forward import hidden_states
 from evalsuite.distill.training.builders import build_models, override_mixers
+from evalsuite.distill.training.calibration import calibrate_students, calibration_sequences
 from evalsuite.distill.types import MicroBatch
 from evalsuite.foundation import ConfigError, read_jsonl
 from evalsuite.models import load_checkpoint
