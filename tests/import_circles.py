@@ -22,7 +22,7 @@ def import_graph(sources: Mapping[str, str]) -> dict[str, set[str]]:
         sources: name, as `module_name` gives it → source text.
 
     A string that is the name of a module counts, since it is how `import_module` would hide an import; so do
-    names that `import_module` puts together, and all modules of a folder that `import_submodules` imports.
+    names that f-strings put together, and all modules of a folder that `import_submodules` imports.
     """
     modules = {name.removesuffix(".__init__"): name for name in sources}
     named = modules.keys() - {"evalsuite"}
@@ -51,17 +51,22 @@ def _imported(tree: ast.Module, modules: Mapping[str, str], named: Set[str]) -> 
 
 
 def _joined(tree: ast.Module, own: str) -> Iterator[str]:
-    """Names that `import_module` may put together: those of its package with every string of the module."""
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    texts = {str(node.value) for node in ast.walk(tree) if isinstance(node, ast.Constant)}
-    for call in calls:
-        if not ast.unparse(call.func).endswith("import_module") or not isinstance(
-            call.args[0], ast.JoinedStr
-        ):
+    """Names of modules that f-strings may put together: those of `import_module`, and any that begin with
+    `evalsuite.`, with every string of the module in place of what they format."""
+    nodes = list(ast.walk(tree))
+    texts = {str(node.value).partition(":")[0] for node in nodes if isinstance(node, ast.Constant)}
+    for node in nodes:
+        if not isinstance(node, ast.JoinedStr):
             continue
-        start = call.args[0].values[0]
-        package = own if not isinstance(start, ast.Constant) else str(start.value).rstrip(".")
-        yield from (f"{package}.{text.partition(':')[0]}" for text in texts)
+        first, *rest = node.values
+        start = str(first.value) if isinstance(first, ast.Constant) else ""
+        if isinstance(first, ast.FormattedValue) and ast.unparse(first.value) == "__name__":
+            start = own
+        if start == own or start.startswith("evalsuite."):
+            yield from (
+                start + "".join(str(part.value) if isinstance(part, ast.Constant) else text for part in rest)
+                for text in texts
+            )
 
 
 def circles(graph: Graph) -> list[tuple[str, ...]]:

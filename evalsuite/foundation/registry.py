@@ -1,9 +1,8 @@
 """One typed registry for every extension point.
 
 An extension is one definition and one registration: a definition inside evalsuite registers itself when its
-module is imported, which a registry that knows the module does on first use; one of another package is found
-by entry point and imported when its name is first used, so that a broken plugin never stops a run that does
-not use it.
+module is imported; one of another package is found by entry point and imported when its name is first used,
+so that a broken plugin never stops a run that does not use it.
 
     MIXERS: Registry[type[Mixer]] = Registry("mixer", group="evalsuite.mixers")
 
@@ -18,7 +17,7 @@ A plugin's module states the version of this interface that it was written for, 
 """
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from pkgutil import iter_modules
@@ -43,7 +42,6 @@ class Registry(Generic[T], Mapping[str, T]):
         kind: what it holds, for messages, e.g. "mixer".
         group: entry-point group of other packages' definitions; None if only evalsuite defines them.
         validate: turns a plugin's object into a definition; raises ConfigError or TypeError if it is none.
-        modules: evalsuite's own modules that register definitions, in this order; imported on first use.
     """
 
     def __init__(
@@ -52,13 +50,11 @@ class Registry(Generic[T], Mapping[str, T]):
         *,
         group: str | None = None,
         validate: Callable[[T], T] | None = None,
-        modules: Sequence[str] = (),
     ) -> None:
         self.kind = kind
         self.group = group
         self._validate = validate
-        self._modules = list(modules)
-        self._registered: dict[str, T] = {}
+        self._items: dict[str, T] = {}
         self._plugins: dict[str, list[EntryPoint]] | None = None
         self._loaded: dict[str, T] = {}
 
@@ -73,9 +69,9 @@ class Registry(Generic[T], Mapping[str, T]):
 
     def add(self, name: str, item: T) -> T:
         """Register `item` under `name` and return it. Raises ValueError if the name is taken."""
-        if name in self._registered:
+        if name in self._items:
             raise ValueError(f"{self.kind} '{name}' is registered twice")
-        self._registered[name] = item
+        self._items[name] = item
         return item
 
     def get_or_raise(self, name: str, where: str = "") -> T:
@@ -136,13 +132,6 @@ class Registry(Generic[T], Mapping[str, T]):
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
-
-    @property
-    def _items(self) -> dict[str, T]:
-        """Definitions of evalsuite itself, once their modules are imported."""
-        for module in self._modules:
-            import_module(module)
-        return self._registered
 
     def _entry_points(self) -> dict[str, list[EntryPoint]]:
         if self._plugins is None:

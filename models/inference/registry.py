@@ -150,28 +150,5 @@ def _validate(kind: type[EngineType]) -> type[EngineType]:
     return kind
 
 
-ENGINES: ClassRegistry[EngineType] = ClassRegistry(
-    "engine",
-    group="evalsuite.engines",
-    validate=_validate,
-    # They import torch and transformers, which readers of requests and responses do without.
-    modules=[f"evalsuite.models.inference.{name}.engine" for name in ("torch", "transformers", "vllm")],
-)
-
-
-def engine_type(name: str, arguments: Mapping[str, Any], max_length: int | None = None) -> type[EngineType]:
-    """Look up an engine, and check that it takes `arguments` and reads `max_length` positions.
-
-    Raises:
-        ConfigError: no such engine, a plugin that cannot be used, arguments for an engine without any, or
-            more positions than configs state for an engine that ends there.
-    """
-    kind = ENGINES.get_or_raise(name)
-    if max_length is not None and not kind.extends_positions:
-        raise ConfigError(
-            f"'max_length' (--max-length) = {max_length}: engine {name} reads no more positions than a "
-            "checkpoint's config states; choose another, such as --engine torch, or leave --max-length out"
-        )
-    if arguments and not kind.arguments_help:
-        raise ConfigError(f"engine {name} takes no arguments, such as {next(iter(arguments))}")
-    return kind
+ENGINES: ClassRegistry[EngineType] = ClassRegistry("engine", group="evalsuite.engines", validate=_validate)
+"""Name → engine; `evalsuite.models.inference.ENGINES` has evalsuite's own."""

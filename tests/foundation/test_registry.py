@@ -129,22 +129,3 @@ def test_the_packages_own_metadata_is_readable(tmp_path: Path, monkeypatch: pyte
     things: Registry[int] = Registry("thing", group=GROUP)
     assert things["mine"] == 7
     assert things.origin("mine") == "evalsuite-plugin 1.2"
-
-
-def test_own_modules_are_imported_on_first_use(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    things: Registry[int] = Registry("thing", modules=["registers_one", "registers_two"])
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setitem(sys.modules, "things_under_test", ModuleType("things_under_test"))
-    sys.modules["things_under_test"].things = things  # type: ignore[attr-defined]
-    for name in ("one", "two"):
-        code = f"from things_under_test import things\nthings.add({name!r}, len(things._registered))\n"
-        (tmp_path / f"registers_{name}.py").write_text(code)
-    things.add("zero", 0)
-    assert "registers_one" not in sys.modules
-    try:
-        assert things["two"] == 2
-        assert things.names() == ("zero", "one", "two")
-        assert things.origin("one") == "evalsuite"
-    finally:
-        for name in ("one", "two"):
-            sys.modules.pop(f"registers_{name}", None)

@@ -14,7 +14,8 @@ from evalsuite.evaluation.run_paths import (
 )
 from evalsuite.foundation import ConfigError
 from evalsuite.models.inference.base import Engine
-from evalsuite.models.inference.registry import EngineSettings, engine_type
+from evalsuite.models.inference.engines import engine_type
+from evalsuite.models.inference.registry import EngineSettings
 
 
 class EngineFactory(Protocol):

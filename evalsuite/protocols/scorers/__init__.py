@@ -1,10 +1,11 @@
 """Scorers of generated responses, for benchmarks that EvalScope does not have.
 
-A scorer is a function from a document's row and a response to values per metric, and one `SCORERS.add`; each
-module below registers its own. Other packages add scorers in the entry-point group `evalsuite.scorers`.
+A scorer is a function from a document's row and a response to values per metric, and one `SCORERS.add`; every
+module of this folder is imported and registers its own. Other packages add scorers in the entry-point group
+`evalsuite.scorers`.
 """
 
-from evalsuite.protocols.scorers import longbench, pocket, recall, squad, text
+from evalsuite.foundation.registry import import_submodules
 from evalsuite.protocols.scorers.base import (
     SCORERS,
     ScoreFunction,
@@ -14,6 +15,8 @@ from evalsuite.protocols.scorers.base import (
     describe_scorer,
 )
 
+import_submodules(__name__, __path__)
+
 __all__ = [
     "SCORERS",
     "ScoreFunction",
@@ -21,9 +24,4 @@ __all__ = [
     "ScorerOutput",
     "as_scorer",
     "describe_scorer",
-    "longbench",
-    "pocket",
-    "recall",
-    "squad",
-    "text",
 ]
