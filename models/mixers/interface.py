@@ -157,7 +157,7 @@ class Mixer(nn.Module):
             layer: layer index, for the cache and for messages.
             window: the teacher's own sliding window in this layer, if any.
         """
-        raise NotImplementedError
+        return cls(attention, shape, options, layer=layer, window=window)
 
     def copy_from_teacher(self, attention: nn.Module, init: str) -> None:
         """Copy the teacher's projections.

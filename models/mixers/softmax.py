@@ -53,7 +53,7 @@ class SlidingWindowOptions(SoftmaxOptions):
 
 
 @MIXERS.register("softmax")
-class SoftmaxMixer(Mixer, nn.Module):
+class SoftmaxMixer(Mixer):
     """The teacher's attention, with its projections and norms under their names.
 
     Args:
@@ -85,18 +85,6 @@ class SoftmaxMixer(Mixer, nn.Module):
         self.scaling = shape.head_dim**-0.5 if shape.scaling is None else shape.scaling
         for name, module in attention.named_children():
             self.add_module(name, module)
-
-    @classmethod
-    def from_attention(
-        cls,
-        attention: nn.Module,
-        shape: AttentionShape,
-        options: Any,
-        *,
-        layer: int,
-        window: int | None,
-    ) -> "SoftmaxMixer":
-        return cls(attention, shape, options, layer=layer, window=window)
 
     @classmethod
     def make_span(cls, options: Any, teacher_window: int | None) -> AttentionSpan:
