@@ -14,7 +14,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from evalsuite.models.decoder.cache import CACHE
 from evalsuite.models.decoder.families import Family
 from evalsuite.models.decoder.packing import packed_mask
-from evalsuite.models.mixers import AttentionSpan
+from evalsuite.models.mixers import AttentionSpan, SoftmaxMixer
+from evalsuite.models.mixers.cached_attention import AttentionMasks
 from evalsuite.models.ops.rms_norm import rms_norm
 from evalsuite.models.ops.swiglu import swiglu_linear
 
@@ -39,12 +40,16 @@ class Context:
     """Of packed sequences: a length whose multiples none of them crosses."""
     cache: Any = None
     use_cache: bool | None = None
-    masks: Mapping[AttentionSpan, Tensor | None] = field(default_factory=dict)
+    attention: AttentionMasks | None = None
+    """Masks of an engine's pass, in place of all others."""
+    masks: Mapping[AttentionSpan, Tensor | AttentionMasks | None] = field(default_factory=dict)
     """Masks that are made already."""
 
     def with_masks(self, blocks: Iterable["Block"]) -> "Context":
         """This context with the masks of these blocks."""
-        masks: dict[AttentionSpan, Tensor | None] = {}
+        masks: dict[AttentionSpan, Tensor | AttentionMasks | None] = {}
+        if self.attention is not None:
+            return self
         for index, block in enumerate(blocks):
             mixer = block.self_attn
             if mixer.span is not None and mixer.span not in masks and self._masks_from_outside(mixer):
@@ -63,11 +68,13 @@ class Context:
             CACHE: self.cache,
         }
 
-    def mask(self, layer: int, mixer: Any) -> Tensor | None:
+    def mask(self, layer: int, mixer: Any) -> Tensor | AttentionMasks | None:
         """Attention mask of a mixer's span; None for plain causal attention and mixers without softmax."""
         span: AttentionSpan | None = mixer.span
         if span is None:
             return None
+        if self.attention is not None:
+            return self.attention if isinstance(mixer, SoftmaxMixer) else self.attention.get(span)
         if span in self.masks:
             return self.masks[span]
         if not self._masks_from_outside(mixer):

@@ -22,6 +22,7 @@ from evalsuite.models.decoder.families import family_of
 from evalsuite.models.decoder.head import LanguageModelHead
 from evalsuite.models.decoder.packing import packed_bounds
 from evalsuite.models.mixers import Mixer, make_mixer
+from evalsuite.models.mixers.cached_attention import AttentionMasks
 from evalsuite.models.ops.short_conv import packed_position_ids
 
 
@@ -129,6 +130,7 @@ class StudentModel(StudentPreTrainedModel):
         max_length_q: int | None = None,
         max_length_k: int | None = None,
         observe: Observer | None = None,
+        attention: AttentionMasks | None = None,
     ) -> BaseModelOutputWithPast:
         """Run the decoder.
 
@@ -150,6 +152,7 @@ class StudentModel(StudentPreTrainedModel):
             cu_seq_lens_q: transformers' name of `cu_seqlens`. Query and key lengths are equal, so that
                 `cu_seq_lens_k`, `max_length_q` and `max_length_k` add nothing.
             observe: called with every block's activations.
+            attention: masks of an engine's pass, whose `cache` is the engine's own, in place of all others.
 
         Raises:
             ConfigError: no tokens; attention weights, which students do not return; a cache of another model;
@@ -201,6 +204,7 @@ class StudentModel(StudentPreTrainedModel):
             row_length=row_length,
             cache=past_key_values,
             use_cache=use_cache,
+            attention=attention,
         )
         context = context.with_masks(self.layers)
         hidden, states = embeddings, []

@@ -16,6 +16,7 @@ from transformers.models.gemma2.modeling_gemma2 import eager_attention_forward
 
 from evalsuite.foundation import ConfigError
 from evalsuite.models.mixers.attention_shape import AttentionShape
+from evalsuite.models.mixers.cached_attention import AttentionMasks
 from evalsuite.models.mixers.interface import (
     MIXERS,
     AttentionSpan,
@@ -27,6 +28,7 @@ from evalsuite.models.mixers.interface import (
 )
 from evalsuite.models.mixers.teacher_weights import SOFTMAX_INITS, copy_softmax
 from evalsuite.models.mixers.window_state import attend_with_state, state_shapes
+from evalsuite.models.ops.attention import branch_attention, rotate_and_store
 from evalsuite.models.ops.rotary import rotary
 
 
@@ -108,7 +110,7 @@ class SoftmaxMixer(Mixer):
         self,
         hidden_states: Tensor,
         position_embeddings: tuple[Tensor, Tensor],
-        attention_mask: Tensor | None = None,
+        attention_mask: Tensor | AttentionMasks | None = None,
         token_mask: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
         past_key_values: Any = None,
@@ -122,7 +124,7 @@ class SoftmaxMixer(Mixer):
             position_embeddings: cos and sin [1 or B, T, D].
             attention_mask: of the layer's span, [1 or B, 1, T, past + T]; None for plain causal attention. If
                 one row of packed sequences comes with a mask of several rows, no sequence crosses a mask row,
-                and the rows are attended to as a batch.
+                and the rows are attended to as a batch. An engine gives `AttentionMasks` of its pass.
             token_mask, cu_seqlens: part of the attention mask already.
             past_key_values, cache (from transformers 5.24 on): keys and values of the tokens before.
             attention: passed to the attention function.
@@ -130,6 +132,10 @@ class SoftmaxMixer(Mixer):
         Returns:
             The output [B, T, hidden], and the attention weights [B, H, T, past + T] from eager attention.
         """
+        caches = past_key_values if cache is None else cache
+        if isinstance(attention_mask, AttentionMasks):
+            mixed = self._attend_cached(hidden_states, position_embeddings, attention_mask, caches)
+            return self.o_proj(mixed.flatten(2)), None
         shape = hidden_states.shape
         if attention_mask is not None and cu_seqlens is not None and (rows := len(attention_mask)) > 1:
             hidden_states = hidden_states.reshape(rows, -1, shape[-1])
@@ -139,7 +145,7 @@ class SoftmaxMixer(Mixer):
         if attention_mask is not None and attention_mask.dtype == torch.bool and implementation == "eager":
             attention_mask = additive_mask(attention_mask, hidden_states.dtype)
         q, k, v = (x.transpose(1, 2) for x in self.project(hidden_states, position_embeddings))
-        if (caches := past_key_values if cache is None else cache) is not None:
+        if caches is not None:
             k, v = caches.update(k, v, self.layer_idx)
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
         mixed, weights = attend(
@@ -156,10 +162,56 @@ class SoftmaxMixer(Mixer):
         )
         return self.o_proj(mixed.reshape(*shape[:-1], -1)), weights
 
+    @property
+    def stores_keys(self) -> bool:
+        """Whether one kernel rotates keys and stores them in an engine's cache, instead of about fourteen."""
+        shape = self.attention_shape
+        plain = shape.rotary and shape.qk_norm != "all_heads" and shape.soft_cap is None
+        if not plain or self.span.window is not None or self.head_dim > 256 or self.head_dim % 2:
+            return False
+        return rotate_and_store.has_kernel(self.q_proj.weight, *self._heads)
+
+    @property
+    def reads_parents(self) -> bool:
+        """Whether a kernel reads keys of the rows that an engine's rows continue where they are."""
+        return branch_attention.has_kernel(self.q_proj.weight, *self._heads)
+
+    @property
+    def _heads(self) -> tuple[int, int, int]:
+        return self.attention_shape.num_heads, self.attention_shape.num_kv_heads, self.head_dim
+
+    def _attend_cached(
+        self, hidden_states: Tensor, rotary: tuple[Tensor, Tensor], masks: AttentionMasks, caches: Any
+    ) -> Tensor:
+        """Mixed values [R, T, H, D] of an engine's pass."""
+        if masks.cache_places is None or not self.stores_keys:
+            q, k, v = (x.transpose(1, 2) for x in self.project(hidden_states, rotary))
+            k, v = caches.update(k, v, self.layer_idx)
+            return masks.attend(q, k, v, self.span, self.scaling, self.attention_shape.soft_cap)
+        rows, tokens = hidden_states.shape[:2]
+        query, key, value = (x.flatten(0, 1) for x in self._project(hidden_states))
+        room = caches.room if masks.branches is None else caches.room_apart
+        keys, values, *parents = room(self.layer_idx, key, value, rows)
+        query, _, _ = rotate_and_store(query, key, value, *rotary, keys, values, masks.cache_places)
+        query = query.unflatten(0, (rows, tokens))
+        if masks.branches is None:
+            return masks.attend(query.transpose(1, 2), keys, values, self.span, self.scaling)
+        return branch_attention(query, keys, values, *parents, *masks.branches, self.scaling)
+
     def project(
-        self: Any, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor]
+        self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [B, T, H, D], keys and values [B, T, H / groups, D], normalised and rotated."""
+        q, k, v = self._project(hidden_states)
+        if not self.attention_shape.rotary:
+            return q, k, v
+        # OLMo's angles are float32, whatever the dtype, and so are its products with them.
+        exact = torch.promote_types(q.dtype, position_embeddings[0].dtype)
+        q, k = (rotary(x.to(exact), *position_embeddings).to(v.dtype) for x in (q, k))
+        return q, k, v
+
+    def _project(self: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The same before rotation."""
         q, k, v = self.q_proj(hidden_states), self.k_proj(hidden_states), self.v_proj(hidden_states)
         norm = self.attention_shape.qk_norm
         if norm == "all_heads":
@@ -167,11 +219,6 @@ class SoftmaxMixer(Mixer):
         q, k, v = (x.unflatten(-1, (-1, self.head_dim)) for x in (q, k, v))
         if norm == "head":
             q, k = self.q_norm(q), self.k_norm(k)
-        if not self.attention_shape.rotary:
-            return q, k, v
-        # OLMo's angles are float32, whatever the dtype, and so are its products with them.
-        exact = torch.promote_types(q.dtype, position_embeddings[0].dtype)
-        q, k = (rotary(x.to(exact), *position_embeddings).to(v.dtype) for x in (q, k))
         return q, k, v
 
     def attention_matrix(

@@ -95,7 +95,7 @@ def changed_file(path: Path) -> str:
         pytest.param("decoder/model.py", {"student"}, marks=pytest.mark.long),
         pytest.param("ops/short_conv/__init__.py", {"student"}, marks=pytest.mark.long),
         pytest.param("ops/rms_norm/__init__.py", {"student", "teacher"}, marks=pytest.mark.long),
-        ("inference/torch/attention.py", {"student", "teacher"}),
+        ("inference/torch/model_runner.py", {"student", "teacher"}),
         pytest.param("inference/stopping.py", {"student", "teacher"}, marks=pytest.mark.long),
         pytest.param("inference/token_times.py", set(), marks=pytest.mark.long),
         pytest.param("inference/torch/benchmark.py", set(), marks=pytest.mark.long),

@@ -227,7 +227,7 @@ def compare(
         hflm_share: part of the documents that HFLM runs.
         runs: of each side, at most; fewer if they take more than ten seconds.
         profiled: also profile our side.
-        fused_attention: use the kernels of `FusedAttention` where they apply.
+        fused_attention: let softmax layers store keys and rotate in one kernel where it applies.
 
     Raises:
         MissingDependencyError: lm-eval is not installed.
@@ -237,7 +237,8 @@ def compare(
     except ImportError as error:
         raise MissingDependencyError(f"lm-eval is not installed: {error}") from error
     engine = TorchEngine(checkpoint, max_length=2048)
-    engine.runner.fused_attention.active = fused_attention
+    if not fused_attention:
+        engine.runner.storing = None
     lm = HFLM(
         pretrained=checkpoint.model,
         tokenizer=checkpoint.tokenizer,

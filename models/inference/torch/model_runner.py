@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -10,16 +10,18 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from evalsuite.models.decoder import StudentModel
 from evalsuite.models.decoder.cache import CACHE
 from evalsuite.models.decoder.head import LanguageModelHead
 from evalsuite.models.inference.batching import to_device
 from evalsuite.models.inference.proof import UnsupportedModelError, largest_deviation
-from evalsuite.models.inference.torch.attention import AttentionMasks, AttentionOverride, FusedAttention
+from evalsuite.models.inference.torch.attention import AttentionOverride
 from evalsuite.models.inference.torch.fusion.layers import FusedLayers
 from evalsuite.models.inference.torch.fusion.norms import FusedNorms
 from evalsuite.models.inference.torch.kv_cache import BranchingCache, KVCache, pad_right
 from evalsuite.models.inference.torch.unpadding import make_unpadded_layout
-from evalsuite.models.mixers import Mixer
+from evalsuite.models.mixers import Mixer, SoftmaxMixer
+from evalsuite.models.mixers.cached_attention import AttentionMasks
 
 
 class ModelRunner:
@@ -45,7 +47,12 @@ class ModelRunner:
         self._attention = AttentionOverride(model)
         self._norms = FusedNorms(self.decoder)
         self._layers = FusedLayers(self.decoder)
-        self.fused_attention = FusedAttention(self.decoder)
+        self._is_ours = isinstance(self.decoder, StudentModel)
+        layers = [each for each in self.decoder.modules() if isinstance(each, SoftmaxMixer)]
+        with torch.no_grad():
+            self.storing = next((each for each in layers if each.stores_keys), None)
+        """A layer that stores its keys in the cache itself; set to None to run its other code, for
+        comparison."""
         self._takes_token_mask = "token_mask" in inspect.signature(self.decoder.forward).parameters
         # On a GPU the number of kernels matters more than padding; a recurrence needs padded rows.
         has_states = any(isinstance(each, Mixer) and each.cache_spec().states for each in model.modules())
@@ -117,9 +124,9 @@ class ModelRunner:
             masks = AttentionMasks(positions, keys, valid, self.dtype)
         layout = make_unpadded_layout([len(row) for row in rows], self.device) if self.unpads else None
         cache = BranchingCache(self.num_layers, parent, selected, keep, layout)
-        if self.fused_attention.applies and layout is None:
+        if self.storing is not None and layout is None:
             known = 0 if parent is None else parent.valid.shape[1]
-            if parent is not None and parent.in_front and not keep and self.fused_attention.branches:
+            if parent is not None and parent.in_front and not keep and self.storing.reads_parents:
                 assert selected is not None
                 known, masks.branches = 0, (selected, parent.lengths)
             masks.cache_places = (steps + known).repeat(len(rows))
@@ -143,12 +150,13 @@ class ModelRunner:
         token_mask: Tensor | None = None,
     ) -> Tensor:
         """Run the decoder on tokens [R, T] at positions [R, T]; return hidden states [R, T, width]."""
-        extra = {"token_mask": token_mask} if self._takes_token_mask and token_mask is not None else {}
+        extra: dict[str, Any] = {"attention": masks} if self._is_ours else {}
+        if self._takes_token_mask and token_mask is not None:
+            extra["token_mask"] = token_mask
         with (
-            self._attention.use_masks(masks),
+            nullcontext() if self._is_ours else self._attention.use_masks(masks),
             self._norms.enabled(),
             self._layers.enabled(),
-            self.fused_attention.enabled(masks),
         ):
             hidden: Tensor = self.decoder(
                 input_ids=tokens, position_ids=positions, use_cache=True, **{CACHE: cache}, **extra

@@ -11,11 +11,11 @@ from torch import Tensor
 from evalsuite.models.inference.requests import GenerateRequest, GenerateResponse
 from evalsuite.models.inference.sampling import SamplingMetadata, sample
 from evalsuite.models.inference.stopping import Generation, StopChecker
-from evalsuite.models.inference.torch.attention import AttentionMasks
 from evalsuite.models.inference.torch.kv_cache import KVCache
 from evalsuite.models.inference.torch.model_runner import ModelRunner
 from evalsuite.models.inference.torch.prefix_groups import PrefixGroup, build_prefix_groups
 from evalsuite.models.inference.torch.static_cache import StaticKVCache
+from evalsuite.models.mixers.cached_attention import AttentionMasks
 
 KEY_BLOCK = 64
 """Key lengths are rounded up to a multiple of this, so that a captured step serves many lengths."""
@@ -71,7 +71,8 @@ class DecodeBatch:
         position = self.position[:num_seqs]
         columns, all_valid = self.cache.columns[None, :length], self.cache.all_valid[None, :length]
         masks = AttentionMasks(position[:, None], columns, all_valid, self.runner.dtype)
-        masks.decode_positions = masks.cache_places = position
+        masks.decode_positions = position
+        masks.cache_places = None if self.runner.storing is None else position
         view = self.cache.view(num_seqs, length, position)
         hidden = self.runner.forward(self.token[:num_seqs, None], position[:, None], view, masks)
         self.needs_masks = masks.built

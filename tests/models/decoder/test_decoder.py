@@ -11,9 +11,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from evalsuite.models import StudentForCausalLM, build_student
-from evalsuite.models.cache_argument import CACHE
 from evalsuite.models.decoder.block import LayerActivations
 from evalsuite.models.decoder.build import to_decoder
+from evalsuite.models.decoder.cache import CACHE
 from evalsuite.models.decoder.families import FAMILIES
 
 Make = Callable[..., PreTrainedModel]

@@ -35,7 +35,7 @@ def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
 
 def branch_attention(setting: Setting, rows: int, tokens: int, known: int) -> Case:
     """Four continuations of each context, whose keys are read in place or copied."""
-    from evalsuite.models.inference.torch.attention import _grouped_attention
+    from evalsuite.models.mixers.cached_attention import grouped_attention
 
     shape, contexts = setting.shape, rows // 4
     parent_rows = setting.index(range(rows)) // 4
@@ -62,7 +62,7 @@ def branch_attention(setting: Setting, rows: int, tokens: int, known: int) -> Ca
 
         ways.append(Way("ours", lambda: [kernel(query, *own, *old, parent_rows, lengths, scale)]))
     name = "torch: copies, mask, grouped attention"
-    ways.append(Way(name, lambda: [_grouped_attention(query.transpose(1, 2), *joined(), mask, scale, None)]))
+    ways.append(Way(name, lambda: [grouped_attention(query.transpose(1, 2), *joined(), mask, scale, None)]))
     return Case(
         f"branch attention {rows} x {tokens}, contexts up to {known}",
         lambda: [masked_attention(query.transpose(1, 2), *joined(), visible)],
@@ -72,7 +72,7 @@ def branch_attention(setting: Setting, rows: int, tokens: int, known: int) -> Ca
 
 def decode_attention(setting: Setting, rows: int, length: int) -> Case:
     """One query token per row, in a cache of which rows use a quarter or more."""
-    from evalsuite.models.inference.torch.attention import _grouped_attention
+    from evalsuite.models.mixers.cached_attention import grouped_attention
 
     shape = setting.shape
     query = setting.draw(rows, 1, shape.heads, shape.head_dim).transpose(1, 2)
@@ -86,7 +86,7 @@ def decode_attention(setting: Setting, rows: int, length: int) -> Case:
 
         ways.append(Way("ours", lambda: [kernel(query, *cache, positions, shape.head_dim**-0.5)]))
     name = "torch: grouped attention with a mask"
-    ways.append(Way(name, lambda: [_grouped_attention(query, *cache, mask, None, None)]))
+    ways.append(Way(name, lambda: [grouped_attention(query, *cache, mask, None, None)]))
     return Case(
         f"decode attention [{rows}, {shape.heads}, 1, {shape.head_dim}], {length} keys",
         lambda: [masked_attention(query, *cache, visible)],

@@ -1,7 +1,7 @@
 """Decoder and head are run separately only if that reproduces the model's logits."""
 
+import copy
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -9,10 +9,12 @@ import torch
 
 from evalsuite.foundation import ConfigError
 from evalsuite.models import build_student
-from evalsuite.models.inference.torch.attention import AttentionMasks, FusedAttention
+from evalsuite.models.decoder.build import to_decoder
 from evalsuite.models.inference.torch.fusion import norms
 from evalsuite.models.inference.torch.kv_cache import BranchingCache
 from evalsuite.models.inference.torch.model_runner import ModelRunner
+from evalsuite.models.mixers import SoftmaxMixer
+from evalsuite.models.mixers.cached_attention import AttentionMasks
 
 
 def test_post_processed_logits_are_refused(build: Callable[..., Any]) -> None:
@@ -47,17 +49,20 @@ def test_massive_activations_in_half_precision_are_accepted(
 def test_contexts_are_read_in_place_where_their_keys_come_first(
     build: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runner = ModelRunner(build("llama").model)
+    runner = ModelRunner(to_decoder(build("llama").model))
     runner.unpads = False
     seen: list[AttentionMasks] = []
+    forward = runner.forward
 
-    def record(self: FusedAttention, masks: AttentionMasks) -> Any:
-        seen.append(masks)
-        return nullcontext()
+    def record(tokens: Any, positions: Any, cache: Any, masks: AttentionMasks, token_mask: Any) -> Any:
+        seen.append(copy.copy(masks))
+        # The layers run without the kernels' references.
+        masks.cache_places = masks.branches = None
+        return forward(tokens, positions, cache, masks, token_mask)
 
-    monkeypatch.setattr(FusedAttention, "applies", True)
-    monkeypatch.setattr(FusedAttention, "branches", True)
-    monkeypatch.setattr(FusedAttention, "enabled", record)
+    monkeypatch.setattr(SoftmaxMixer, "reads_parents", True)
+    monkeypatch.setattr(runner, "storing", runner.decoder.layers[0].self_attn)
+    monkeypatch.setattr(runner, "forward", record)
     with torch.inference_mode():
         _, cache = runner.prefill([[5, 6, 7], [8]], keep=True)
         assert cache is not None

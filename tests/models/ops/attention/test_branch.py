@@ -72,19 +72,21 @@ def test_layers_read_their_contexts_in_place(
     family: str, mixers: list[str] | None, make_teacher: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from evalsuite.models import build_student
-    from evalsuite.models.inference.torch import attention
+    from evalsuite.models.decoder.build import to_decoder
     from evalsuite.models.inference.torch.model_runner import ModelRunner
+    from evalsuite.models.mixers import SoftmaxMixer
     from evalsuite.models.ops.attention import branch as module
     from evalsuite.models.ops.attention import branch_attention
 
-    model = make_teacher(family)
+    model = to_decoder(make_teacher(family))
     if mixers is not None:
         model = build_student(model, mixers).eval()
     model = model.to(DEVICE, torch.float32 if INTERPRETED else torch.float16)
     runner = ModelRunner(model)
+    fused = [layer for layer in model.modules() if isinstance(layer, SoftmaxMixer)]
     if INTERPRETED:
-        fused = [layer for layer in model.modules() if isinstance(layer, attention._FUSIBLE)]
-        runner.fused_attention._fused, runner.unpads = fused, False
+        runner.unpads, runner.storing = False, fused[0]
+        monkeypatch.setattr(SoftmaxMixer, "stores_keys", True)
         monkeypatch.setattr("evalsuite.models.ops.dispatch.use_triton", lambda x: bool(fused))
     calls, right = [], module.branch_attention
     monkeypatch.setattr(module, "branch_attention", lambda *given: calls.append(1) or right(*given))
@@ -97,7 +99,7 @@ def test_layers_read_their_contexts_in_place(
             monkeypatch.setattr(branch_attention, "proven", lambda *_, applies=applies: applies)
             before = len(calls)
             hidden, _ = runner.prefill(rows, parent=cache, parent_rows=parent_rows)
-            assert len(calls) - before == (len(runner.fused_attention._fused) if applies else 0)
+            assert len(calls) - before == (len(fused) if applies else 0)
             logits.append([hidden[i, : len(row)] for i, row in enumerate(rows)])
         # A cache that is kept holds its parents' keys in front of its own, with pads between them: both such
         # passes and those that continue it take copies.
