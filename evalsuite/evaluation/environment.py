@@ -100,7 +100,8 @@ def _accelerators() -> list[str]:
 
 def kernel_facts() -> dict[str, Any]:
     """Return which kernels computed the recurrences of this process, and why that backend was chosen."""
-    from evalsuite.models.ops.recurrence import backend_messages, last_kernels
+    from evalsuite.models.ops.dispatch import backend_messages
+    from evalsuite.models.ops.recurrence import last_kernels
 
     kernels = last_kernels()
     return {"kernels": kernels, "backend": backend_messages()} if kernels else {}

@@ -8,8 +8,8 @@ from torch import Tensor
 from evalsuite.models.mixers.base import RecurrentMixer
 from evalsuite.models.mixers.gated_deltanet import DeltaOptions, delta_beta
 from evalsuite.models.mixers.interface import MIXERS
-from evalsuite.models.mixers.layers import PerHeadLinear
 from evalsuite.models.mixers.options import DELTA_NATIVE, MixerOptions
+from evalsuite.models.ops.gates import PerHeadLinear
 from evalsuite.models.ops.recurrence import RecurrenceInputs
 
 

@@ -13,12 +13,12 @@ from evalsuite.models.mixers.decay import DecayOptions, init_decay_
 from evalsuite.models.mixers.gated_deltanet import DeltaOptions, delta_beta
 from evalsuite.models.mixers.interface import MIXERS
 from evalsuite.models.mixers.layers import (
-    PerHeadLinear,
     expand_decay_groups,
     make_projection,
     num_decay_groups,
 )
 from evalsuite.models.mixers.options import DELTA_NATIVE, MixerOptions
+from evalsuite.models.ops.gates import PerHeadLinear
 from evalsuite.models.ops.numerics import upcast_fp32
 from evalsuite.models.ops.recurrence import RecurrenceInputs
 

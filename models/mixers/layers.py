@@ -8,7 +8,6 @@ from torch.nn import functional
 from transformers import initialization as init
 
 from evalsuite.foundation import ConfigError
-from evalsuite.models.ops.gates import PerHeadLinear as PerHeadLinear
 from evalsuite.models.ops.numerics import upcast_fp32
 from evalsuite.models.ops.rms_norm import rms_norm
 

@@ -12,8 +12,8 @@ from transformers import initialization as init
 from evalsuite.models.mixers.base import RecurrentMixer
 from evalsuite.models.mixers.decay import DecayOptions, init_decay_
 from evalsuite.models.mixers.interface import MIXERS
-from evalsuite.models.mixers.layers import PerHeadLinear
 from evalsuite.models.mixers.options import MixerOptions
+from evalsuite.models.ops.gates import PerHeadLinear
 from evalsuite.models.ops.numerics import upcast_fp32
 from evalsuite.models.ops.recurrence import RecurrenceInputs
 

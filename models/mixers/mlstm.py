@@ -18,8 +18,9 @@ from evalsuite.foundation import ConfigError
 from evalsuite.models.mixers.base import RecurrentMixer
 from evalsuite.models.mixers.decay import DecayOptions, initial_decay
 from evalsuite.models.mixers.interface import MIXERS
-from evalsuite.models.mixers.layers import PerHeadLinear, init_constant_
+from evalsuite.models.mixers.layers import init_constant_
 from evalsuite.models.mixers.options import MixerOptions
+from evalsuite.models.ops.gates import PerHeadLinear
 from evalsuite.models.ops.numerics import upcast_fp32
 from evalsuite.models.ops.recurrence import RecurrenceInputs
 

@@ -3,7 +3,6 @@
 S_t = (I − β_t k_t k_tᵀ) D_t S_{t-1} + β_t k_t v_tᵀ        o_t = S_tᵀ q_t
 """
 
-from evalsuite.models.ops.dispatch import backend_messages, use_triton
 from evalsuite.models.ops.recurrence.inputs import OWN, RecurrenceInputs, StateAccess
 from evalsuite.models.ops.recurrence.naive import naive_recurrent, recurrent_step
 from evalsuite.models.ops.recurrence.op import (
@@ -17,12 +16,10 @@ __all__ = [
     "OWN",
     "RecurrenceInputs",
     "StateAccess",
-    "backend_messages",
     "compute_recurrence",
     "last_kernels",
     "naive_recurrent",
     "recurrence",
     "recurrence_matrix",
     "recurrent_step",
-    "use_triton",
 ]

@@ -16,7 +16,7 @@ from evalsuite.models.decoder.block import Block, Context
 from evalsuite.models.decoder.families import PRE
 from evalsuite.models.inference.torch.fusion.projections import JoinedProjections
 from evalsuite.models.mixers.base import RecurrentMixer
-from evalsuite.models.mixers.layers import PerHeadLinear
+from evalsuite.models.ops.gates import PerHeadLinear
 from evalsuite.models.ops.rms_norm import rms_norm
 from evalsuite.models.ops.swiglu import swiglu
 

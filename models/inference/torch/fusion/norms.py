@@ -72,7 +72,7 @@ def fused_forward(
 
 def _rms_norm(hidden_states: Tensor, *, weight: Tensor, eps: float) -> Tensor:
     # Torch's kernel takes one block of threads per row, which heads are too narrow for.
-    if len(weight) <= NARROW and ops.rms_norm.has_kernel(hidden_states):
+    if len(weight) <= NARROW:
         return ops.rms_norm(hidden_states, weight, eps)[0]
     return rms_norm(hidden_states, weight.shape, weight, eps)
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from evalsuite.models.mixers.layers import PerHeadLinear
+from evalsuite.models.ops.gates import PerHeadLinear
 
 MULTIPLE = 16
 """Tensor cores need a number of output channels that is a multiple of this."""
