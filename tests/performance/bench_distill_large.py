@@ -197,7 +197,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if cuda and number == options.warmup:
             torch.cuda.synchronize()
         started = time.perf_counter()
-        losses.append(float(step(batch, number)[0][0, 0]))
+        losses.append(float(step(batch, number)["loss"][0]))
         seconds.append(time.perf_counter() - started)
         _say(group, f"step {number}: {seconds[-1]:.2f} s, loss {losses[-1]:.4f}{_memory(cuda)}")
     median = statistics.median(seconds[options.warmup :])

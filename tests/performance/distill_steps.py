@@ -167,7 +167,7 @@ class Bench:
             len(mixers),
             micro_batch_size,
             flops,
-            lambda step: train_step(batch, step)[0][0, 0],
+            lambda step: train_step(batch, step)["loss"][0],
         )
 
     def losses(self, mixer: str, batch_size: int, steps: int) -> Iterator[float]:
@@ -177,7 +177,7 @@ class Bench:
         micro_batch_size = max(1, batch_size // self.process_group.world_size // 2)
         for step in range(steps):
             batch = self.global_batch(micro_batch_size, seed=step, batch_size=batch_size)
-            yield float(train_step(batch, step)[0][0, 0])
+            yield float(train_step(batch, step)["loss"][0])
 
     def naive_step(self, mixer: str, *, autocast: bool, batch_size: int | None = None) -> Timing:
         """Time a naive step: full fp32 logits of both models, torch's own loss and AdamW.
