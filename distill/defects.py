@@ -5,7 +5,7 @@ knows of them. linearization is the code of arXiv 2504.14366, hybrid-distillatio
 of ICLR 2026.
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import model_validator
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from evalsuite.distill.objectives.kl_and_cross_entropy import DistillLossConfig
+    from evalsuite.distill.objectives.output_losses import LossTokens
     from evalsuite.models.ops.recurrence import RecurrenceInputs
 
 
@@ -62,12 +62,8 @@ class BatchmeanDistillation(KnowledgeDistillation):
 
     objective: Literal["kd_batchmean"]  # type: ignore[assignment]
 
-    @property
-    def fused_loss(self) -> "DistillLossConfig":
-        from dataclasses import replace
-
-        loss = super().fused_loss
-        return replace(loss, kl=loss.kl * self.seq_len)
+    def loss_columns(self, tokens: "LossTokens") -> "Sequence[Tensor]":
+        return tokens.distillation(self.loss.model_copy(update={"kl": self.loss.kl * self.seq_len}))
 
 
 class LeakingState(EndToEndStage):

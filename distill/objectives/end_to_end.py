@@ -4,16 +4,15 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
+from evalsuite.distill.recipe.config import LossConfig
 from evalsuite.distill.recipe.stage import OBJECTIVES, Stage
-from evalsuite.foundation.strict import Strict
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from evalsuite.distill.objectives.kl_and_cross_entropy import DistillLossConfig
     from evalsuite.distill.objectives.output_losses import LossTokens
     from evalsuite.distill.types import CausalLM, StepLosses
     from evalsuite.models.decoder.cost import ModelCost
@@ -78,32 +77,6 @@ class EndToEndStage(Stage):
         return OutputLosses(self, teacher, students, device)
 
 
-class LossConfig(Strict):
-    """The `kd` objective: ce · CE + kl · KL, each a mean over the loss tokens."""
-
-    ce: float = Field(default=0.0, ge=0)
-    ce_tokens: Literal["all", "teacher_right"] = "all"
-    """Tokens with a cross-entropy. teacher_right: those that are the teacher's most likely token, so that
-    text where the teacher is wrong is not learned from. The mean is over all loss tokens either way."""
-    kl: float = Field(default=1.0, ge=0)
-    temperature: float = Field(default=1.0, gt=0)
-    """Softmax temperature of both distributions in the KL; its gradient is scaled by temperature²."""
-    direction: Literal["forward", "reverse"] = "forward"
-    """forward: KL(teacher ‖ student); reverse: KL(student ‖ teacher)."""
-    top_k: int | None = Field(default=None, ge=1)
-    """Restrict the KL to the teacher's K most likely tokens; default: the whole vocabulary."""
-    tail: Literal["renormalize", "bucket"] = "renormalize"
-    """With top_k: drop the other tokens and renormalize, or treat them as one additional outcome."""
-
-    @model_validator(mode="after")
-    def _nonzero(self) -> "LossConfig":
-        if self.ce == 0 and self.kl == 0:
-            raise ValueError("'ce' and 'kl' are both 0, so nothing would be learned")
-        if self.ce == 0 and self.ce_tokens != "all":
-            raise ValueError(f"'ce_tokens: {self.ce_tokens}' needs a 'ce' above 0")
-        return self
-
-
 @OBJECTIVES.register("kd")
 class KnowledgeDistillation(EndToEndStage):
     """Weighted sum of KL(teacher ‖ student) and cross-entropy per token (arXiv 2504.14366 Eq. 6)."""
@@ -118,25 +91,9 @@ class KnowledgeDistillation(EndToEndStage):
         """Whether the KL has a weight, or the teacher chooses the tokens of the cross-entropy."""
         return self.loss.kl > 0 or self.loss.ce_tokens != "all"
 
-    @property
-    def fused_loss(self) -> "DistillLossConfig":
-        """The loss as the fused operation takes it."""
-        from evalsuite.distill.objectives.kl_and_cross_entropy import DistillLossConfig
-
-        loss = self.loss
-        return DistillLossConfig(
-            ce=loss.ce,
-            ce_tokens=loss.ce_tokens,
-            kl=loss.kl,
-            temperature=loss.temperature,
-            direction=loss.direction,
-            top_k=loss.top_k,
-            tail=loss.tail,
-        )
-
     def loss_columns(self, tokens: "LossTokens") -> "Sequence[Tensor]":
         """Loss, CE and KL."""
-        return tokens.distillation(self.fused_loss)
+        return tokens.distillation(self.loss)
 
 
 @OBJECTIVES.register("sft")
@@ -155,6 +112,4 @@ class SupervisedFineTuning(EndToEndStage):
 
     def loss_columns(self, tokens: "LossTokens") -> "Sequence[Tensor]":
         """Loss and CE, which are the same."""
-        from evalsuite.distill.objectives.kl_and_cross_entropy import DistillLossConfig
-
-        return tokens.distillation(DistillLossConfig(ce=1.0, kl=0.0))[:2]
+        return tokens.distillation(LossConfig(ce=1.0, kl=0.0))[:2]

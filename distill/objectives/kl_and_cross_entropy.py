@@ -7,12 +7,12 @@ backward pass scales the stored gradients. On CUDA, one Triton kernel (`evalsuit
 loss and gradient.
 """
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from evalsuite.distill.recipe.config import LossConfig
 from evalsuite.models.decoder.head import soft_capped
 from evalsuite.models.ops.distill_loss import row_losses
 
@@ -23,20 +23,7 @@ TRITON_CHUNK_SIZE = 8192
 more than twice `DEFAULT_CHUNK_BYTES`."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class DistillLossConfig:
-    """Weights and form of the loss; see `evalsuite.distill.objectives.end_to_end.LossConfig`."""
-
-    ce: float = 0.0
-    ce_tokens: Literal["all", "teacher_right"] = "all"
-    kl: float = 1.0
-    temperature: float = 1.0
-    direction: Literal["forward", "reverse"] = "forward"
-    top_k: int | None = None
-    tail: Literal["renormalize", "bucket"] = "renormalize"
-
-
-def kd_per_token(student: Tensor, teacher: Tensor, config: DistillLossConfig) -> Tensor:
+def kd_per_token(student: Tensor, teacher: Tensor, config: LossConfig) -> Tensor:
     """Reference implementation of the KL of each token, times temperature², from logits [N, V];
     differentiable.
 
@@ -76,7 +63,7 @@ class _FusedLinearDistillation(torch.autograd.Function):
         teacher_hidden: Tensor | None,
         teacher_weight: Tensor | None,
         token_weights: Tensor,
-        config: DistillLossConfig,
+        config: LossConfig,
         chunk_size: int,
         soft_cap: float | None,
         teacher_soft_cap: float | None,
@@ -138,7 +125,7 @@ class _FusedLinearDistillation(torch.autograd.Function):
         return grad_hidden, grad_weight, *[None] * 8
 
 
-def _labels_in_ce(labels: Tensor, teacher_logits: Tensor | None, config: DistillLossConfig) -> Tensor:
+def _labels_in_ce(labels: Tensor, teacher_logits: Tensor | None, config: LossConfig) -> Tensor:
     """The labels, −1 for tokens without a cross-entropy."""
     if config.ce_tokens == "all":
         return labels
@@ -146,7 +133,7 @@ def _labels_in_ce(labels: Tensor, teacher_logits: Tensor | None, config: Distill
     return labels.where(teacher_logits.argmax(-1) == labels, -1)
 
 
-def _is_default(config: DistillLossConfig) -> bool:
+def _is_default(config: LossConfig) -> bool:
     return config.direction == "forward" and config.top_k is None
 
 
@@ -155,7 +142,7 @@ def _loss_and_gradient(
     teacher_logits: Tensor | None,
     labels: Tensor | None,
     weights: Tensor,
-    config: DistillLossConfig,
+    config: LossConfig,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Weighted sums of CE and KL over one chunk, and the gradient of ce·CE + kl·KL w.r.t. the logits [C, V].
 
@@ -176,7 +163,7 @@ def _loss_and_gradient(
 
 
 def _loss_by_autograd(
-    logits: Tensor, teacher_logits: Tensor, labels: Tensor | None, weights: Tensor, config: DistillLossConfig
+    logits: Tensor, teacher_logits: Tensor, labels: Tensor | None, weights: Tensor, config: LossConfig
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Reverse KL and top-k, differentiated by autograd: more passes over a chunk, the same memory bound."""
     with torch.enable_grad():
@@ -195,7 +182,7 @@ def fused_linear_distillation(
     weight: Tensor,
     *,
     token_weights: Tensor,
-    config: DistillLossConfig,
+    config: LossConfig,
     labels: Tensor | None = None,
     teacher_hidden: Tensor | None = None,
     teacher_weight: Tensor | None = None,

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from evalsuite.distill.objectives.cuda_streams import SideStreams
 from evalsuite.distill.objectives.forward import hidden_states, read_out
-from evalsuite.distill.objectives.kl_and_cross_entropy import DistillLossConfig, fused_linear_distillation
+from evalsuite.distill.objectives.kl_and_cross_entropy import fused_linear_distillation
+from evalsuite.distill.recipe.config import LossConfig
 from evalsuite.distill.types import CausalLM, MicroBatch
 from evalsuite.models.decoder.head import LanguageModelHead
 
@@ -31,7 +32,7 @@ class LossTokens:
     teacher_hidden: Tensor | None
     teacher_head: LanguageModelHead | None
 
-    def distillation(self, config: DistillLossConfig) -> tuple[Tensor, Tensor, Tensor]:
+    def distillation(self, config: LossConfig) -> tuple[Tensor, Tensor, Tensor]:
         """Loss, CE and KL (see `fused_linear_distillation`)."""
         return fused_linear_distillation(
             self.hidden,

@@ -33,6 +33,32 @@ def _token_counts(value: Any) -> Any:
 TokenCounts = Annotated[int | list[int], PlainValidator(_token_counts)]
 
 
+class LossConfig(Strict):
+    """The `kd` objective: ce · CE + kl · KL, each a mean over the loss tokens."""
+
+    ce: float = Field(default=0.0, ge=0)
+    ce_tokens: Literal["all", "teacher_right"] = "all"
+    """Tokens with a cross-entropy. teacher_right: those that are the teacher's most likely token, so that
+    text where the teacher is wrong is not learned from. The mean is over all loss tokens either way."""
+    kl: float = Field(default=1.0, ge=0)
+    temperature: float = Field(default=1.0, gt=0)
+    """Softmax temperature of both distributions in the KL; its gradient is scaled by temperature²."""
+    direction: Literal["forward", "reverse"] = "forward"
+    """forward: KL(teacher ‖ student); reverse: KL(student ‖ teacher)."""
+    top_k: int | None = Field(default=None, ge=1)
+    """Restrict the KL to the teacher's K most likely tokens; default: the whole vocabulary."""
+    tail: Literal["renormalize", "bucket"] = "renormalize"
+    """With top_k: drop the other tokens and renormalize, or treat them as one additional outcome."""
+
+    @model_validator(mode="after")
+    def _nonzero(self) -> "LossConfig":
+        if self.ce == 0 and self.kl == 0:
+            raise ValueError("'ce' and 'kl' are both 0, so nothing would be learned")
+        if self.ce == 0 and self.ce_tokens != "all":
+            raise ValueError(f"'ce_tokens: {self.ce_tokens}' needs a 'ce' above 0")
+        return self
+
+
 class SelectionProvenance(Strict):
     """Origin of a list of softmax layers, recorded in the lineage."""
 

@@ -10,7 +10,7 @@ import torch
 
 from evalsuite.distill.recipe import Recipe
 from evalsuite.distill.recipe.config import ArchitectureConfig, SelectionProvenance
-from evalsuite.distill.training.placement import Placement, Replicated, Sharded, is_sharded
+from evalsuite.distill.training.placement import Placement, Sharded, is_sharded
 from evalsuite.distill.training.provenance import chain
 from evalsuite.distill.types import CausalLM
 from evalsuite.foundation import CheckpointError, ConfigError, nearest, parse_json
@@ -125,7 +125,7 @@ def build_models(
 
     Args:
         world_size: processes that can share the models; see `is_sharded`.
-        share_frozen: see `Replicated`; for callers that train what the recipe's stages do, and nothing else.
+        share_frozen: see `Placement`; for callers that train what the recipe's stages do, and nothing else.
 
     Raises:
         CheckpointError: a checkpoint is missing, damaged or unsafe.
@@ -139,9 +139,8 @@ def build_models(
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
 
     def place(num_params: int) -> Placement:
-        if is_sharded(recipe, num_params, world_size):
-            return Sharded(recipe, device, dtype)
-        return Replicated(recipe, device, dtype, share_frozen=share_frozen)
+        kind = Sharded if is_sharded(recipe, num_params, world_size) else Placement
+        return kind(recipe, device, dtype, share_frozen=share_frozen)
 
     architecture = recipe.architecture
     if architecture is not None:

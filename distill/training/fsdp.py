@@ -20,11 +20,9 @@ from torch.distributed.fsdp import (
 )
 from torch.distributed.tensor import DTensor, Shard
 
-from evalsuite.distill.objectives.forward import set_activation_checkpointing, set_recurrence
 from evalsuite.distill.recipe.stage import Stage
-from evalsuite.distill.trainable import set_trainable
 from evalsuite.distill.training.distributed import ProcessGroup
-from evalsuite.distill.training.optim import layer_groups, set_lr, skip_unless_finite
+from evalsuite.distill.training.optim import set_lr, skip_unless_finite
 from evalsuite.distill.training.train_step import StudentTrainState
 from evalsuite.distill.types import CausalLM
 from evalsuite.foundation import ConfigError
@@ -138,24 +136,14 @@ class FSDPTrainState(StudentTrainState):
     ) -> None:
         # In fp32, master weights are the parameters themselves; FSDP casts what it gathers to `dtype`.
         super().__init__(label, model, torch.float32, trainable_sets)
-        self._groups: list[list[nn.Parameter]] = []
 
     @property
     def sharded(self) -> bool:
         """True."""
         return True
 
-    def begin_stage(self, stage: Stage) -> None:
-        self.end_stage()
-        self.parameters = self.optimizer_params = set_trainable(self.model, stage.trainable_set)
-        set_activation_checkpointing(self.model, enabled=stage.recomputes_blocks)
-        set_recurrence(self.model, stage.recurrence)
-        self._build_optimizers(stage)
-        groups = layer_groups(self.parameters, layerwise=stage.is_layerwise)
-        self._groups = [[self.parameters[name] for name in names] for names in groups.values()]
-        if stage.is_layerwise:
-            device = self._groups[0][0].device
-            self._trained_layers = torch.tensor([int(key) for key in groups], device=device)
+    def _allocate_grads(self) -> None:
+        """A no-op: FSDP allocates the gradients."""
 
     def zero_grad(self) -> None:
         """Clear all gradients."""

@@ -16,11 +16,10 @@ from torch import Tensor
 from evalsuite.distill.data.loader import DataSources, StageDataLoader
 from evalsuite.distill.objectives.forward import hidden_states, read_out
 from evalsuite.distill.objectives.kl_and_cross_entropy import (
-    DistillLossConfig,
     fused_linear_distillation,
 )
 from evalsuite.distill.recipe import Recipe
-from evalsuite.distill.recipe.config import ValidationConfig
+from evalsuite.distill.recipe.config import LossConfig, ValidationConfig
 from evalsuite.distill.recipe.data_sources import Subset
 from evalsuite.distill.recipe.stage import Stage
 from evalsuite.distill.training.builders import TrainingModels
@@ -201,7 +200,7 @@ class HeldOut:
             model: a student, or the teacher with a skipped layer.
             kl: if false, only CE is computed and KL is 0.
         """
-        loss_config = DistillLossConfig(ce=1.0, kl=float(kl), temperature=self.temperature)
+        loss_config = LossConfig(ce=1.0, kl=float(kl), temperature=self.temperature)
         sums = torch.zeros(2, dtype=torch.float64)
         for batch, targets in zip(self.batches, self._targets, strict=True):
             loss = partial(self._loss, batch, targets if kl else None, loss_config)
@@ -213,7 +212,7 @@ class HeldOut:
         self,
         batch: MicroBatch,
         targets: Tensor | None,
-        config: DistillLossConfig,
+        config: LossConfig,
         hidden: Tensor,
         head: LanguageModelHead,
     ) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,7 +1,7 @@
 """How models come onto the GPUs of a run: replicated on each of them, or sharded over all."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -39,33 +39,8 @@ def is_sharded(recipe: Recipe, num_params: int, world_size: int) -> bool:
     return True
 
 
-class Placement(Protocol):
-    """Opens checkpoints and makes models; what a model is until it is placed is the placement's affair."""
-
-    def open(self, path: str) -> Any:
-        """A checkpoint, with its tokenizer, lineage and weights_id."""
-
-    def stored(self, checkpoint: Any) -> Any:
-        """The model of a checkpoint."""
-
-    def random(self, make: Callable[[], Any], seed: int) -> Any:
-        """The model that `make` draws after `torch.manual_seed(seed)`."""
-
-    def new_student(self, teacher: Any, mixers: list[str], **settings: Any) -> Any:
-        """A new student; see `build_student`."""
-
-    def config(self, model: Any) -> Any:
-        """Its config."""
-
-    def student(self, model: Any) -> CausalLM:
-        """The model on the device, ready to be trained."""
-
-    def teacher(self, model: Any, students: Mapping[str, CausalLM]) -> CausalLM:
-        """The model on the device, frozen and in the dtype of the forward pass."""
-
-
-class Replicated:
-    """`Placement` of whole models on every GPU.
+class Placement:
+    """Opens checkpoints and makes models, whole on every GPU.
 
     Args:
         share_frozen: parameters of students that no stage of the recipe trains, and that equal the teacher's,
@@ -73,37 +48,44 @@ class Replicated:
     """
 
     def __init__(
-        self, recipe: Recipe, device: torch.device, dtype: torch.dtype, *, share_frozen: bool
+        self, recipe: Recipe, device: torch.device, dtype: torch.dtype, *, share_frozen: bool = False
     ) -> None:
         self._recipe, self._device, self._dtype = recipe, device, dtype
         self._share_frozen = share_frozen
 
     def open(self, path: str) -> Any:
+        """A checkpoint, with its tokenizer, lineage and weights_id."""
         from evalsuite.models import load_checkpoint
 
         return load_checkpoint(path, dtype="float32")
 
     def stored(self, checkpoint: Any) -> Any:
+        """The model of a checkpoint."""
         return checkpoint.model
 
     def random(self, make: Callable[[], Any], seed: int) -> Any:
+        """The model that `make` draws after `torch.manual_seed(seed)`."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return make()
 
     def new_student(self, teacher: Any, mixers: list[str], **settings: Any) -> Any:
+        """A new student; see `build_student`."""
         from evalsuite.models import build_student
 
         return build_student(teacher, mixers, **settings)
 
     def config(self, model: Any) -> Any:
+        """Its config."""
         return model.config
 
     def student(self, model: Any) -> CausalLM:
+        """The model on the device, ready to be trained."""
         student: CausalLM = model.to(self._device).train()
         return student
 
     def teacher(self, model: Any, students: Mapping[str, CausalLM]) -> CausalLM:
+        """The model on the device, frozen and in the dtype of the forward pass."""
         model.to(self._device).eval().requires_grad_(False)
         shared = [
             pair
@@ -130,11 +112,11 @@ class Replicated:
         ]
 
 
-class Sharded:
-    """`Placement` of a share of every weight on each GPU (FSDP2); each process reads its share only."""
+class Sharded(Placement):
+    """A share of every weight on each GPU (FSDP2); each process reads its share only.
 
-    def __init__(self, recipe: Recipe, device: torch.device, dtype: torch.dtype) -> None:
-        self._recipe, self._device, self._dtype = recipe, device, dtype
+    What the methods exchange are `Weights`, which are not read before their model is placed.
+    """
 
     def open(self, path: str) -> Any:
         from evalsuite.models import describe_checkpoint

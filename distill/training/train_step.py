@@ -58,6 +58,7 @@ class StudentTrainState:
         self.parameters: dict[str, nn.Parameter] = {}
         self.optimizer_params: dict[str, nn.Parameter] = {}
         self.optimizers: list[torch.optim.Optimizer] = []
+        self._groups: list[list[nn.Parameter]] = []
         self.flat_grads: FlatGrads | None = None
         self._trained_layers = torch.empty(0, dtype=torch.int64)
 
@@ -73,22 +74,24 @@ class StudentTrainState:
         set_activation_checkpointing(self.model, enabled=stage.recomputes_blocks)
         set_recurrence(self.model, stage.recurrence)
         masters = self.optimizer_params = {name: self.master_weights.params[name] for name in self.parameters}
-        self._build_optimizers(stage)
-        # Layerwise objectives train, and clip, every layer separately.
-        groups = layer_groups(masters, layerwise=stage.is_layerwise)
-        self.flat_grads = FlatGrads([[masters[name] for name in group] for group in groups.values()])
-        if stage.is_layerwise:
-            self._trained_layers = torch.tensor(list(groups), device=self.flat_grads.buffer.device)
-        if self.master_weights.has_model_copy:
-            self.flat_grads.receive({self.parameters[name]: master for name, master in masters.items()})
-
-    def _build_optimizers(self, stage: Stage) -> None:
         mixers = mixer_names(self.model)
         self.optimizers = stage.optimizer.build(
-            self.optimizer_params,
+            masters,
             lambda name: stage.lr_of(in_mixer=name in mixers),
             no_weight_decay(cast(nn.Module, self.model)),
         )
+        # Layerwise objectives train, and clip, every layer separately.
+        groups = layer_groups(masters, layerwise=stage.is_layerwise)
+        self._groups = [[masters[name] for name in names] for names in groups.values()]
+        if stage.is_layerwise:
+            self._trained_layers = torch.tensor(list(groups), device=self._groups[0][0].device)
+        self._allocate_grads()
+
+    def _allocate_grads(self) -> None:
+        self.flat_grads = FlatGrads(self._groups)
+        if self.master_weights.has_model_copy:
+            masters = self.optimizer_params
+            self.flat_grads.receive({self.parameters[name]: master for name, master in masters.items()})
 
     def zero_grad(self) -> None:
         """Set all gradients to zero."""
@@ -185,7 +188,7 @@ class StudentTrainState:
             self.flat_grads.close()
         for parameter in (*self.model.parameters(), *self.master_weights.params.values()):
             parameter.grad = None
-        self.optimizer_params, self.optimizers, self.flat_grads = {}, [], None
+        self.optimizer_params, self.optimizers, self._groups, self.flat_grads = {}, [], [], None
 
 
 class TrainStep:

@@ -128,9 +128,9 @@ def kd_loss(peer: str) -> Operation | None:
     """Heads and KL of knowledge distillation; student states, head, teacher states, head → mean KL."""
     if peer == "ours":
         from evalsuite.distill.objectives.kl_and_cross_entropy import (
-            DistillLossConfig,
             fused_linear_distillation,
         )
+        from evalsuite.distill.recipe.config import LossConfig
 
         def ours(x: Tensor, head: Tensor, states: Tensor, teacher_head: Tensor) -> list[Tensor]:
             weights = torch.full((len(x),), 1 / len(x), device=x.device)
@@ -138,7 +138,7 @@ def kd_loss(peer: str) -> Operation | None:
                 x,
                 head,
                 token_weights=weights,
-                config=DistillLossConfig(),
+                config=LossConfig(),
                 teacher_hidden=states,
                 teacher_weight=teacher_head,
             )

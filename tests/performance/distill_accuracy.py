@@ -6,11 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evalsuite.distill.objectives.end_to_end import LossConfig
 from evalsuite.distill.objectives.kl_and_cross_entropy import (
-    DistillLossConfig,
     fused_linear_distillation,
 )
+from evalsuite.distill.recipe.config import LossConfig
 from evalsuite.distill.types import MicroBatch
 from evalsuite.models.ops.dispatch import KernelPolicy, kernel_policy
 from tests.performance.distill_steps import Bench
@@ -115,7 +114,7 @@ def _loss(bench: Bench) -> dict[str, float]:
                 leaf,
                 weight,
                 token_weights=weights,
-                config=DistillLossConfig(ce=0.5, kl=1.0),
+                config=LossConfig(ce=0.5, kl=1.0),
                 labels=labels,
                 teacher_hidden=inputs[2],
                 teacher_weight=inputs[3],

@@ -8,30 +8,30 @@ from scipy.special import log_softmax, logsumexp
 from torch.autograd import gradcheck
 
 from evalsuite.distill.objectives.kl_and_cross_entropy import (
-    DistillLossConfig,
     fused_linear_distillation,
     kd_per_token,
 )
+from evalsuite.distill.recipe.config import LossConfig
 
 N, D, V = 7, 5, 11
 
 CONFIGS = [
-    DistillLossConfig(),
-    DistillLossConfig(temperature=2.5),
-    DistillLossConfig(ce=0.5, kl=2.0, temperature=3.0),
-    DistillLossConfig(ce=1.0, kl=0.0),
-    DistillLossConfig(direction="reverse", temperature=1.5),
-    DistillLossConfig(top_k=3, temperature=2.0),
-    DistillLossConfig(top_k=3, tail="bucket"),
-    DistillLossConfig(top_k=4, tail="bucket", direction="reverse", ce=0.3),
-    DistillLossConfig(top_k=4, direction="reverse"),
-    DistillLossConfig(ce=0.5, ce_tokens="teacher_right"),
-    DistillLossConfig(ce=0.5, ce_tokens="teacher_right", kl=0.0),
-    DistillLossConfig(ce=0.5, ce_tokens="teacher_right", direction="reverse"),
+    LossConfig(),
+    LossConfig(temperature=2.5),
+    LossConfig(ce=0.5, kl=2.0, temperature=3.0),
+    LossConfig(ce=1.0, kl=0.0),
+    LossConfig(direction="reverse", temperature=1.5),
+    LossConfig(top_k=3, temperature=2.0),
+    LossConfig(top_k=3, tail="bucket"),
+    LossConfig(top_k=4, tail="bucket", direction="reverse", ce=0.3),
+    LossConfig(top_k=4, direction="reverse"),
+    LossConfig(ce=0.5, ce_tokens="teacher_right"),
+    LossConfig(ce=0.5, ce_tokens="teacher_right", kl=0.0),
+    LossConfig(ce=0.5, ce_tokens="teacher_right", direction="reverse"),
 ]
 
 
-def name(config: DistillLossConfig) -> str:
+def name(config: LossConfig) -> str:
     form = (config.ce_tokens, config.direction, config.top_k, config.tail)
     return "-".join(f"{value}" for value in (config.ce, config.kl, config.temperature, *form))
 
@@ -125,26 +125,22 @@ def test_the_chunk_size_does_not_affect_the_result(tensors, config, chunk_size):
 def test_the_per_token_mean_is_independent_of_the_batch_shape(tensors):
     """With `batchmean`, [B, T, V] would be divided by B alone and be T times too large."""
     tokens = {**tensors, "token_weights": torch.full((N,), 1 / N, dtype=torch.float64)}
-    once = fused_linear_distillation(**tokens, config=DistillLossConfig())[0]
+    once = fused_linear_distillation(**tokens, config=LossConfig())[0]
     doubled = {
         key: value if "weight" in key and key != "token_weights" else torch.cat([value, value])
         for key, value in tokens.items()
     }
     doubled["token_weights"] = doubled["token_weights"] / 2
-    torch.testing.assert_close(fused_linear_distillation(**doubled, config=DistillLossConfig())[0], once)
+    torch.testing.assert_close(fused_linear_distillation(**doubled, config=LossConfig())[0], once)
 
 
 def test_full_vocabulary_as_top_k_is_the_full_loss():
     student, teacher = torch.randn(2, 4, V, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    full = kd_per_token(student, teacher, DistillLossConfig())
+    full = kd_per_token(student, teacher, LossConfig())
     for tail in ("renormalize", "bucket"):
-        torch.testing.assert_close(
-            kd_per_token(student, teacher, DistillLossConfig(top_k=V, tail=tail)), full
-        )
+        torch.testing.assert_close(kd_per_token(student, teacher, LossConfig(top_k=V, tail=tail)), full)
     # With K = V − 1 the bucket holds a single token, so the loss is unchanged.
-    torch.testing.assert_close(
-        kd_per_token(student, teacher, DistillLossConfig(top_k=V - 1, tail="bucket")), full
-    )
+    torch.testing.assert_close(kd_per_token(student, teacher, LossConfig(top_k=V - 1, tail="bucket")), full)
 
 
 def test_a_student_equal_to_its_teacher_has_zero_loss_and_gradient():
@@ -164,7 +160,7 @@ def test_softmax_runs_in_fp32_under_autocast():
         "teacher_hidden": torch.randn(64, 16, generator=generator),
         "teacher_weight": torch.randn(300, 16, generator=generator),
         "token_weights": torch.full((64,), 1 / 64),
-        "config": DistillLossConfig(),
+        "config": LossConfig(),
     }
     exact = fused_linear_distillation(hidden, weight, **arguments)[0]
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -178,6 +174,6 @@ def test_softmax_runs_in_fp32_under_autocast():
 
 def test_a_frozen_head_gets_no_gradient(tensors):
     tensors["hidden"].requires_grad_()
-    fused_linear_distillation(**tensors, config=DistillLossConfig())[0].backward()
+    fused_linear_distillation(**tensors, config=LossConfig())[0].backward()
     assert tensors["hidden"].grad is not None
     assert tensors["weight"].grad is None

@@ -85,7 +85,7 @@ def test_bad_recipes_and_data_are_refused_before_weights_are_read(
     def loaded(*_, **__):
         raise AssertionError("weights were read")
 
-    monkeypatch.setattr(placement.Replicated, "open", loaded)
+    monkeypatch.setattr(placement.Placement, "open", loaded)
     stages = [
         stage(*given[:2], data="local" if "data" in changes else "pocket", **given[2])
         for given in changes.get("stages", [("kd", "kd", {})])

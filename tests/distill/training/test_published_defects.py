@@ -1,6 +1,7 @@
 """Switches that reproduce defects of published code do what that code does; without them nothing changes."""
 
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -78,9 +79,10 @@ def test_only_the_stage_that_asks_for_it_leaks(teacher, stage):
 
 
 def test_the_batchmean_kl_is_seq_len_times_larger(stage):
+    tokens: Any = SimpleNamespace(distillation=lambda loss: loss)
     settings = {"loss": {"ce": 0.5, "kl": 2.0}}
     correct, defect = (
-        Stage.model_validate(stage("s", objective, **settings)).fused_loss
+        Stage.model_validate(stage("s", objective, **settings)).loss_columns(tokens)
         for objective in ("kd", "kd_batchmean")
     )
     assert (defect.ce, defect.kl) == (correct.ce, 64 * correct.kl)

@@ -31,6 +31,6 @@ class Distillation(EndToEndStage):
 
     def loss_columns(self, tokens: "LossTokens") -> "Sequence[Tensor]":
         """Loss, CE and KL."""
-        from evalsuite.distill.objectives.kl_and_cross_entropy import DistillLossConfig
+        from evalsuite.distill.recipe.config import LossConfig
 
-        return tokens.distillation(DistillLossConfig(ce=self.ce_share, kl=1 - self.ce_share))
+        return tokens.distillation(LossConfig(ce=self.ce_share, kl=1 - self.ce_share))
