@@ -10,7 +10,7 @@ from evalsuite.distill.recipe.data_sources import DATA_SOURCES, DataSourceConfig
 from evalsuite.distill.recipe.stage import OBJECTIVES, Stage
 from evalsuite.distill.selection import SELECTORS
 from evalsuite.executors import EXECUTORS
-from evalsuite.models.inference import ENGINES
+from evalsuite.models.engines import ENGINES
 from evalsuite.models.mixers import MIXERS
 from evalsuite.protocols.scorers import SCORERS, describe_scorer
 from evalsuite.reports.columns import COLUMNS

@@ -12,7 +12,7 @@ from evalsuite.evaluation.inference.engines import resolve_device
 from evalsuite.evaluation.inference.worker import token_cost
 from evalsuite.evaluation.plan import resolve_suite
 from evalsuite.foundation import ConfigError
-from evalsuite.models.inference.engines import engine_type
+from evalsuite.models.engines import engine_type
 from evalsuite.models.inference.registry import EngineSettings
 from evalsuite.models.inference.requests import GenerateRequest, Request, ScoreRequest
 from evalsuite.models.inference.torch.prefix_groups import group_by_prefix

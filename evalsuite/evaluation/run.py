@@ -211,7 +211,7 @@ def _preload(config: RunConfig, path: str) -> "PreloadedEngine | None":
     """Load the first engine while other processes build, if this process runs it on a GPU."""
     from evalsuite.evaluation.inference.engines import resolve_device
     from evalsuite.evaluation.inference.worker import PreloadedEngine
-    from evalsuite.models.inference.engines import engine_type
+    from evalsuite.models.engines import engine_type
 
     own_process = (
         config.executor == "local"
@@ -248,7 +248,7 @@ def _infer(
     from evalsuite.evaluation.inference.collect import infer
     from evalsuite.evaluation.inference.engines import select_checkpoints
     from evalsuite.evaluation.registration import register_checkpoints, register_diverged
-    from evalsuite.models.inference.engines import engine_type
+    from evalsuite.models.engines import engine_type
 
     if "build" not in config.phases:
         register_checkpoints(out, read_index(out), checkpoints, trust_remote_code=config.trust_remote_code)

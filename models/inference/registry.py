@@ -151,4 +151,4 @@ def _validate(kind: type[EngineType]) -> type[EngineType]:
 
 
 ENGINES: ClassRegistry[EngineType] = ClassRegistry("engine", group="evalsuite.engines", validate=_validate)
-"""Name → engine; `evalsuite.models.inference.ENGINES` has evalsuite's own."""
+"""Name → engine; `evalsuite.models.engines.ENGINES` has evalsuite's own, too."""

@@ -27,7 +27,7 @@ from evalsuite.api import (
     load_run, read_run_config,
 )
 from evalsuite.executors import EXECUTORS
-from evalsuite.models.inference import ENGINES
+from evalsuite.models.engines import ENGINES
 from evalsuite.models.mixers import MIXERS
 from evalsuite.protocols.scorers import SCORERS, Scorer, ScorerOutput
 

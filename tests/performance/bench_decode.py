@@ -18,7 +18,8 @@ from typing import Any
 from evalsuite.cli.options import add_engine_option, engine_arguments
 from evalsuite.foundation import EvalsuiteError, append_jsonl
 from evalsuite.models import describe_checkpoint
-from evalsuite.models.inference import Engine, EngineSettings, GenerateRequest, SamplingParams, engine_type
+from evalsuite.models.engines import engine_type
+from evalsuite.models.inference import Engine, EngineSettings, GenerateRequest, SamplingParams
 from tests.parity.exit_codes import exit_with
 
 

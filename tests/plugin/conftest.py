@@ -14,7 +14,7 @@ from evalsuite.distill.optim.schedules import SCHEDULES
 from evalsuite.distill.recipe.stage import OBJECTIVES
 from evalsuite.distill.selection import SELECTORS
 from evalsuite.foundation.registry import Registry
-from evalsuite.models.inference import ENGINES
+from evalsuite.models.engines import ENGINES
 from evalsuite.models.mixers import MIXERS
 from evalsuite.protocols.scorers import SCORERS
 

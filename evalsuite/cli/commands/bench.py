@@ -195,7 +195,7 @@ def _models(arguments: argparse.Namespace, device: str, dtype: str) -> Iterator[
             yield partial(_open_random, model, arguments, device, dtype)
         return
     from evalsuite.evaluation.inference.engines import engine_factory
-    from evalsuite.models.inference.engines import engine_type
+    from evalsuite.models.engines import engine_type
 
     engine_args = engine_arguments(arguments)
     names = [arguments.engine, *arguments.also]

@@ -151,7 +151,7 @@ def show_scorers(arguments: argparse.Namespace) -> int:
 
 def show_engines(arguments: argparse.Namespace) -> int:
     """Print name, description and arguments of every inference engine."""
-    from evalsuite.models.inference import ENGINES
+    from evalsuite.models.engines import ENGINES
 
     for name in print_registry(ENGINES):
         print(f"    --engine-args: {ENGINES[name].arguments_help or 'none'}")

@@ -13,8 +13,8 @@ from evalsuite.evaluation.run_paths import (
     Index,
 )
 from evalsuite.foundation import ConfigError
+from evalsuite.models.engines import engine_type
 from evalsuite.models.inference.base import Engine
-from evalsuite.models.inference.engines import engine_type
 from evalsuite.models.inference.registry import EngineSettings
 
 

@@ -9,7 +9,7 @@ from evalsuite.evaluation.environment import environment_path, read_environment
 from evalsuite.evaluation.inference.worker import EngineChoice, InferenceTask, token_cost
 from evalsuite.evaluation.run_paths import Cell, CheckpointRef, Index, read_requests
 from evalsuite.foundation import ConfigError, nearest
-from evalsuite.models.inference.engines import engine_type
+from evalsuite.models.engines import engine_type
 from evalsuite.models.inference.requests import Request
 from evalsuite.models.inference.response_cache import ResponseCache
 

@@ -35,7 +35,7 @@ def warm_up(engine: str, device: str) -> None:
         threading.Thread(
             target=_start_cuda, args=("cuda" if device == "auto" else device,), name="cuda", daemon=True
         ).start()
-    from evalsuite.models.inference.engines import engine_type
+    from evalsuite.models.engines import engine_type
 
     engine_type(engine, {})
 

@@ -10,14 +10,8 @@ from transformers import GPT2Config, LlamaConfig, PreTrainedConfig, PreTrainedMo
 from evalsuite.foundation import ConfigError
 from evalsuite.models import build_student
 from evalsuite.models.checkpoints.positions import check_max_length, is_recurrent, stated_positions
-from evalsuite.models.inference import (
-    ENGINES,
-    EngineType,
-    GenerateRequest,
-    SamplingParams,
-    ScoreRequest,
-    engine_type,
-)
+from evalsuite.models.engines import ENGINES, engine_type
+from evalsuite.models.inference import EngineType, GenerateRequest, SamplingParams, ScoreRequest
 from evalsuite.models.inference.torch.engine import TorchEngine
 
 STATED = 256

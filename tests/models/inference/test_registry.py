@@ -13,7 +13,8 @@ from transformers import PreTrainedModel
 from evalsuite.foundation import ConfigError, registry
 from evalsuite.foundation.registry import API_VERSION
 from evalsuite.models.benchmark.points import Point
-from evalsuite.models.inference import ENGINES, Engine, EngineSettings, EngineType, ScoreRequest, engine_type
+from evalsuite.models.engines import ENGINES, engine_type
+from evalsuite.models.inference import Engine, EngineSettings, EngineType, ScoreRequest
 from evalsuite.models.inference.requests import GenerateRequest, GenerateResponse, ScoreResponse
 from evalsuite.models.inference.torch.engine import TorchEngine
 from evalsuite.models.inference.vllm.engine import VllmEngine

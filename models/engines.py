@@ -1,11 +1,15 @@
 """Engines by name: evalsuite's own and those of other packages."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from evalsuite.foundation import ConfigError
 from evalsuite.foundation.registry import ClassRegistry
-from evalsuite.models.inference.registry import ENGINES, EngineType
+from evalsuite.models.inference import registry
+from evalsuite.models.inference.registry import EngineType
+
+if TYPE_CHECKING:
+    from evalsuite.models.inference.registry import ENGINES as ENGINES
 
 
 def load_engines() -> ClassRegistry[EngineType]:
@@ -17,7 +21,7 @@ def load_engines() -> ClassRegistry[EngineType]:
     import evalsuite.models.inference.transformers.engine
     import evalsuite.models.inference.vllm.engine  # noqa: F401
 
-    return ENGINES
+    return registry.ENGINES
 
 
 def engine_type(name: str, arguments: Mapping[str, Any], max_length: int | None = None) -> type[EngineType]:
@@ -36,3 +40,9 @@ def engine_type(name: str, arguments: Mapping[str, Any], max_length: int | None 
     if arguments and not kind.arguments_help:
         raise ConfigError(f"engine {name} takes no arguments, such as {next(iter(arguments))}")
     return kind
+
+
+def __getattr__(name: str) -> Any:
+    if name == "ENGINES":
+        return load_engines()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
