@@ -53,8 +53,9 @@ def test_models_compute_what_they_do_without(
             for branch in ([[4, 7], [9, 8], [6, 5]], [[3], [2], [1]]):
                 hidden, _ = runner.prefill(branch, parent=cache, parent_rows=[2, 0, 1])
                 outputs += list(hidden)
-    # Every layer in every pass, the one of the runner's own check included.
-    assert sums == [True] * 4 * len(model.get_decoder().layers)
+    # Every layer in every pass, those of the runner's own check included.
+    assert len(sums) >= 4 * len(model.get_decoder().layers)
+    assert all(sums)
     for mine, plain in zip(*found.values(), strict=True):
         error = (mine.double() - plain.double()).norm() / plain.double().norm()
         assert error < 1e-2, error
