@@ -1,67 +1,27 @@
-"""Hybrids of two students of one teacher: layers of one in the other, without copying weights."""
+"""Hybrids of two students of one teacher, which share their modules."""
 
 import copy
-from collections.abc import Collection, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Collection
 from typing import Any
-
-from torch import nn
 
 from evalsuite.distill.selection.layer_sets import Direction
 from evalsuite.distill.trainable import set_trainable
 from evalsuite.models import StudentForCausalLM
 
 
-@contextmanager
-def hybrid_from_linear(
-    all_linear: StudentForCausalLM, all_softmax: StudentForCausalLM, softmax: Collection[int]
-) -> Iterator[StudentForCausalLM]:
-    """The all-linear student with the teacher's blocks at layers `softmax` (Algorithm 1, line 3).
-
-    Modifies the student in place and reverts it on exit; copies nothing.
-    """
-    with _with_blocks(all_linear, {layer: all_softmax.model.layers[layer] for layer in softmax}, "softmax"):
-        yield all_linear
-
-
-@contextmanager
-def swap_mixers(
+def with_blocks_of(
     student: StudentForCausalLM, donor: StudentForCausalLM, layers: Collection[int]
-) -> Iterator[StudentForCausalLM]:
-    """`student` with the mixers of `donor` at `layers`; MLPs, norms and embeddings stay its own.
-
-    Modifies the student in place and reverts it on exit; copies nothing.
-    """
-    before = {layer: student.model.layers[layer].self_attn for layer in layers}
-    mixers = student.config.mixers
-    names = list(mixers)
-    try:
-        for layer in layers:
-            student.model.layers[layer].self_attn = donor.model.layers[layer].self_attn
-            names[layer] = donor.config.mixers[layer]
-        student.config.mixers = names
-        yield student
-    finally:
-        student.config.mixers = mixers
-        for layer, mixer in before.items():
-            student.model.layers[layer].self_attn = mixer
+) -> StudentForCausalLM:
+    """`student` with the blocks of `donor` at `layers`; norm, head and embeddings are its own."""
+    return student.with_blocks({layer: donor.model.layers[layer] for layer in layers})
 
 
-@contextmanager
-def _with_blocks(student: StudentForCausalLM, blocks: dict[int, nn.Module], mixer: str) -> Iterator[None]:
-    before = {layer: student.model.layers[layer] for layer in blocks}
-    mixers = student.config.mixers
-    names = list(mixers)
-    try:
-        for layer, block in blocks.items():
-            student.model.layers[layer] = block
-            names[layer] = mixer
-        student.config.mixers = names
-        yield
-    finally:
-        student.config.mixers = mixers
-        for layer, block in before.items():
-            student.model.layers[layer] = block
+def with_mixers_of(
+    student: StudentForCausalLM, donor: StudentForCausalLM, layers: Collection[int]
+) -> StudentForCausalLM:
+    """`student` with the mixers of `donor` at `layers`; MLPs, norms, head and embeddings are its own."""
+    blocks, others = student.model.layers, donor.model.layers
+    return student.with_blocks({layer: blocks[layer].with_mixer(others[layer].self_attn) for layer in layers})
 
 
 def swap_layers(
@@ -69,11 +29,12 @@ def swap_layers(
     all_linear: StudentForCausalLM,
     all_softmax: StudentForCausalLM,
     layers: Collection[int],
-) -> AbstractContextManager[StudentForCausalLM]:
-    """Swap `layers`: `add` restores them in the all-linear student, `remove` makes the teacher's linear."""
+) -> StudentForCausalLM:
+    """Swap `layers`: `add` restores the teacher's blocks in the all-linear student (Algorithm 1, line 3),
+    `remove` makes the teacher's attention linear."""
     if direction == "add":
-        return hybrid_from_linear(all_linear, all_softmax, layers)
-    return swap_mixers(all_softmax, all_linear, layers)
+        return with_blocks_of(all_linear, all_softmax, layers)
+    return with_mixers_of(all_softmax, all_linear, layers)
 
 
 def copy_trainable(student: StudentForCausalLM, train: str) -> StudentForCausalLM:

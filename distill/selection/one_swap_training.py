@@ -7,7 +7,6 @@ training, or needs none if the earlier one went further.
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
-from functools import partial
 from itertools import islice
 from math import nan
 from typing import Any
@@ -94,8 +93,8 @@ class DistilledCandidates(Candidates):
         self._context, self._direction, self._layers = context, direction, layers
         students = {}
         for layer in layers:
-            with swap_layers(direction, all_linear, context.all_softmax, {*before, layer}) as student:
-                students[f"layer-{layer}"] = copy_trainable(student, stage.trainable_set)
+            student = swap_layers(direction, all_linear, context.all_softmax, {*before, layer})
+            students[f"layer-{layer}"] = copy_trainable(student, stage.trainable_set)
         super().__init__(context, stage, students)
 
     def scores(self) -> dict[Direction, dict[int, float]]:
@@ -123,7 +122,7 @@ class AlignedCandidates(Candidates):
         """∓ hidden-state distance (Eq. 4) on the held-out slice with one layer restored or removed."""
         all_softmax = self._context.all_softmax
         swaps = {
-            (direction, layer): partial(swap_layers, direction, self.model, all_softmax, [layer])
+            (direction, layer): swap_layers(direction, self.model, all_softmax, [layer])
             for direction in SIGNS
             for layer in self._layers
         }

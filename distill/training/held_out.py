@@ -1,9 +1,9 @@
 """The held-out slice, which no student is trained on, and measurements on it during and after training."""
 
 import threading
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, closing, nullcontext
+from contextlib import closing
 from functools import partial
 from math import exp, inf
 from typing import Any, TypeVar
@@ -245,24 +245,16 @@ class HeldOut:
 
         U is the residual stream after a layer's mixer; each model runs on its own hidden states.
         """
-        return self.hidden_distances({None: lambda: nullcontext(student)})[None]
+        return self.hidden_distances({None: student})[None]
 
     @torch.no_grad()
-    def hidden_distances(
-        self, students: Mapping[K, Callable[[], AbstractContextManager[Any]]]
-    ) -> dict[K, float]:
-        """`hidden_distance` of several students, for which the teacher runs once.
-
-        Args:
-            students: key → makes a context in which the student exists; entered once for every batch.
-        """
+    def hidden_distances(self, students: Mapping[K, Any]) -> dict[K, float]:
+        """`hidden_distance` of several students, for which the teacher runs once."""
         totals = dict.fromkeys(students, 0.0)
         for batch in self.batches:
             targets = [batch.select(each).float() for each in residual_streams(self.teacher, batch)]
-            for key, open_student in students.items():
-                with open_student() as student:
-                    streams = residual_streams(student, batch)
-                for stream, target in zip(streams, targets, strict=True):
+            for key, student in students.items():
+                for stream, target in zip(residual_streams(student, batch), targets, strict=True):
                     totals[key] += (batch.select(stream).float() - target).square().sum().item()
         return {key: total / self.num_tokens for key, total in totals.items()}
 

@@ -12,7 +12,7 @@ import torch
 from evalsuite.distill.data.loader import StageDataLoader, prefetch
 from evalsuite.distill.recipe.stage import Stage
 from evalsuite.distill.selection.context import SelectionContext
-from evalsuite.distill.selection.hybrids import copy_trainable, hybrid_from_linear
+from evalsuite.distill.selection.hybrids import copy_trainable, with_blocks_of
 from evalsuite.distill.selection.one_swap_training import SingleProcessGroup
 from evalsuite.distill.selection.selectors.one_swap import DistillationAddition
 from evalsuite.distill.training.train_step import StudentTrainState, TrainStep
@@ -29,8 +29,8 @@ def train_single_candidate(
         teacher reads as many), and seconds of training and scoring.
     """
     align, distillation = selector.align_stage(context), selector.shorten(context.kd_stage)
-    with hybrid_from_linear(context.all_linear, context.all_softmax, [layer]) as swapped:
-        student = copy_trainable(swapped, distillation.trainable_set)
+    swapped = with_blocks_of(context.all_linear, context.all_softmax, [layer])
+    student = copy_trainable(swapped, distillation.trainable_set)
     assert context.held_out.num_tokens
     _synchronize(context)
     began, tokens = time.monotonic(), 0

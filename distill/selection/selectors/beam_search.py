@@ -47,7 +47,7 @@ class PerplexitySearch(Selector):
         Args:
             start: `all-linear`, where attention is restored, or `teacher`, where it is replaced.
         """
-        from evalsuite.distill.selection.hybrids import swap_mixers
+        from evalsuite.distill.selection.hybrids import with_mixers_of
         from evalsuite.distill.selection.knowledge import knowledge_questions
         from evalsuite.distill.selection.measured_sets import MeasuredSets
         from evalsuite.distill.selection.tasks import QuestionSet, draw_questions
@@ -63,17 +63,15 @@ class PerplexitySearch(Selector):
         )
 
         def measure(softmax: Collection[int]) -> tuple[float, ...]:
-            linear = set(range(context.layers)) - set(softmax)
-            with (
-                swap_mixers(all_linear, all_softmax, softmax)
-                if start == "all-linear"
-                else swap_mixers(all_softmax, all_linear, linear)
-            ) as student:
-                values = (
-                    recall.evaluate(student).perplexity,
-                    knowledge.evaluate(student).perplexity,
-                    context.held_out.perplexity(student),
-                )
+            if start == "all-linear":
+                student = with_mixers_of(all_linear, all_softmax, softmax)
+            else:
+                student = with_mixers_of(all_softmax, all_linear, set(range(context.layers)) - set(softmax))
+            values = (
+                recall.evaluate(student).perplexity,
+                knowledge.evaluate(student).perplexity,
+                context.held_out.perplexity(student),
+            )
             return (*values, sum(values) / len(values))
 
         about = {"mixer": context.mixer, **context.settings}

@@ -17,7 +17,6 @@ GR as many as layers become linear. In stage 2 the early-stop rule ends a round 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from math import nan
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 
@@ -275,7 +274,7 @@ class AlignmentSelector(OneSwapSelector):
             undecided = [layer for layer in range(context.layers) if layer not in decided]
             swaps = {layer: tuple(sorted([*decided, layer])) for layer in undecided}
             missing = {
-                layers: partial(swap_layers, direction, all_linear, context.all_softmax, layers)
+                layers: swap_layers(direction, all_linear, context.all_softmax, layers)
                 for layers in swaps.values()
                 if layers not in known
             }

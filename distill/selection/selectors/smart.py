@@ -60,13 +60,13 @@ class Smart(Selector):
     requires: ClassVar[Requirement] = "all_linear"
 
     def select(self, context: "SelectionContext", k: int) -> SelectionResult:
-        from evalsuite.distill.selection.hybrids import hybrid_from_linear
+        from evalsuite.distill.selection.hybrids import with_blocks_of
 
         linear = context.held_out.kl(context.all_linear)
         scores = []
         for layer in range(context.layers):
-            with hybrid_from_linear(context.all_linear, context.all_softmax, [layer]) as hybrid:
-                scores.append(linear - context.held_out.kl(hybrid))
+            hybrid = with_blocks_of(context.all_linear, context.all_softmax, [layer])
+            scores.append(linear - context.held_out.kl(hybrid))
         return SelectionResult(
             layers=smart_layers(scores, k),
             scores=tuple(scores),

@@ -30,7 +30,7 @@ def windowed_recall(context: "SelectionContext", num_examples: int, seed: int) -
     Returns:
         `gain`: nats by which a span's tokens are likelier when it returns; `recall`: share predicted.
     """
-    from evalsuite.distill.selection.hybrids import hybrid_from_linear
+    from evalsuite.distill.selection.hybrids import with_blocks_of
     from evalsuite.distill.selection.measured_sets import MeasuredSets
     from evalsuite.distill.training.held_out import held_out_text
     from evalsuite.models import build_student
@@ -44,8 +44,7 @@ def windowed_recall(context: "SelectionContext", num_examples: int, seed: int) -
     windowed = context.prepare(build_student(context.teacher, "sliding_window", options=options))
 
     def measure(softmax: Collection[int]) -> tuple[float, float]:
-        with hybrid_from_linear(windowed, context.all_softmax, softmax) as student:
-            scores = span_scores(student, spans)
+        scores = span_scores(with_blocks_of(windowed, context.all_softmax, softmax), spans)
         return scores.gain.mean(), scores.right.mean()
 
     about = {"held_out": held_out, "num_examples": num_examples, "seed": seed}

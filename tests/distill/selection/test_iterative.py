@@ -3,7 +3,7 @@
 import pytest
 
 from evalsuite.distill.selection import one_swap_training
-from evalsuite.distill.selection.hybrids import hybrid_from_linear, swap_mixers
+from evalsuite.distill.selection.hybrids import with_blocks_of, with_mixers_of
 from evalsuite.distill.selection.one_swap_training import DistilledCandidates
 from evalsuite.distill.selection.selectors.one_swap import ROUNDS_MEASURE
 from tests.distill.selection.conftest import small_selector
@@ -59,15 +59,15 @@ def test_stage_1_rounds_measure_the_aligned_student(context, tmp_path):
     result = selected("ga_s1", context, 2, iterative=True)
     all_linear = small_selector("ga_s1").training(context).all_linear()
     first, second = (each["layer"] for each in result.details["rounds"])
-    with hybrid_from_linear(all_linear, context.all_softmax, [first, second]) as student:
-        distance = context.held_out.hidden_distance(student)
+    student = with_blocks_of(all_linear, context.all_softmax, [first, second])
+    distance = context.held_out.hidden_distance(student)
     assert result.details["rounds"][1]["scores"][second] == pytest.approx(-distance, rel=1e-6)
     assert result.cost.student_tokens == 512
     removed = selected("gr_s1", context, iterative=True)
     (kept,) = removed.layers
     gone = [layer for layer in range(3) if layer != kept]
-    with swap_mixers(context.all_softmax, all_linear, gone) as student:
-        distance = context.held_out.hidden_distance(student)
+    student = with_mixers_of(context.all_softmax, all_linear, gone)
+    distance = context.held_out.hidden_distance(student)
     last = removed.details["rounds"][-1]
     assert last["scores"][last["layer"]] == pytest.approx(distance, rel=1e-6)
 

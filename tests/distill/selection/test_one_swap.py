@@ -11,7 +11,7 @@ from evalsuite.distill import load_recipe
 from evalsuite.distill.data.loader import StageDataLoader
 from evalsuite.distill.selection import load_selector
 from evalsuite.distill.selection.context import SelectionContext
-from evalsuite.distill.selection.hybrids import hybrid_from_linear
+from evalsuite.distill.selection.hybrids import with_blocks_of
 from evalsuite.distill.selection.layer_sets import StopRule, one_swap_jaccard, ranks, top_layers
 from evalsuite.distill.selection.one_swap_training import (
     AlignedCandidates,
@@ -77,10 +77,10 @@ def test_alignment_of_a_layer_is_independent_of_other_swaps(context):
     data = steps(context, stage, 2)
     for number, step in enumerate(data):
         shared.step(step, number)
-    with layer_1_restored(context) as student:
-        own = aligned_from(context, stage, student)
-        for number, step in enumerate(data):
-            own.step(step, number)
+    student = layer_1_restored(context)
+    own = aligned_from(context, stage, student)
+    for number, step in enumerate(data):
+        own.step(step, number)
     for layer in (0, 2):
         mine = own.model.model.layers[layer].self_attn.state_dict()
         for name, tensor in shared.model.model.layers[layer].self_attn.state_dict().items():
@@ -106,7 +106,7 @@ def test_a_candidate_that_has_diverged_is_not_scored(context, tmp_path, monkeypa
 
 
 def layer_1_restored(context: SelectionContext):
-    return hybrid_from_linear(context.all_linear, context.all_softmax, [1])
+    return with_blocks_of(context.all_linear, context.all_softmax, [1])
 
 
 def aligned_from(context: SelectionContext, stage, student):
