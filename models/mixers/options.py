@@ -133,11 +133,12 @@ def _check_type(name: str, value: Any, hint: Any, where: str) -> None:
             raise ConfigError(f"{where}: {name} = {value!r}; known: {', '.join(map(str, choices))}")
         return
     # bool is a subclass of int, but `short_conv: true` is a mistake.
-    fits = isinstance(value, (int, float) if hint is float else hint) and (
-        hint is bool or not isinstance(value, bool)
+    kinds = typing.get_args(hint) or (hint,)
+    fits = isinstance(value, (*kinds, int) if float in kinds else kinds) and (
+        bool in kinds or not isinstance(value, bool)
     )
     if not fits:
-        raise ConfigError(f"{where}: {name} = {value!r}: expected {hint.__name__}")
+        raise ConfigError(f"{where}: {name} = {value!r}: expected {kinds[0].__name__}")
 
 
 def option_types(kind: type) -> dict[str, Any]:

@@ -34,6 +34,7 @@ NUMBERS: dict[str, tuple[float, ...]] = {
     "decay_rank": (-1, 1, 5),
     "decay_temperature": (2.0, 16.0),
     "gate_cap": (3.0, 8.0),
+    "input_gate_bias": (-2.0, 1.0),
     "lower_bound": (0.2, 0.7),
     "feature_dim": (4, 8),
     "floor": (0.1, 1.0),
@@ -134,7 +135,8 @@ def _random_value(rng: random.Random, mixer: str, name: str, hint: Any) -> Any:
     if hint is bool:
         return rng.random() < 0.5
     assert name in NUMBERS, f"option {name} of {mixer} is not fuzzed: give it values in NUMBERS"
-    return hint(rng.choice(NUMBERS[name]))
+    (number,) = {each for each in (hint, *typing.get_args(hint)) if each in (int, float)}
+    return number(rng.choice(NUMBERS[name]))
 
 
 @torch.no_grad()

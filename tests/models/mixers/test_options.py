@@ -272,3 +272,11 @@ def test_a_preset_is_a_base_for_single_options() -> None:
 def test_impossible_options_are_refused(name: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make_mixer(name, Attention(8), options, layer=0, norm_eps=1e-6, window=None)
+
+
+def test_an_option_that_may_be_unset_takes_any_number() -> None:
+    for value in (None, -2.5, 1):
+        assert make("mlstm", 8, input_gate_bias=value).options.input_gate_bias == value
+    for mistake in ("1", True):
+        with pytest.raises(ConfigError, match=f"input_gate_bias = {mistake!r}: expected float"):
+            make("mlstm", 8, input_gate_bias=mistake)
