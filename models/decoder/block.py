@@ -16,8 +16,9 @@ from evalsuite.models.decoder.families import Family
 from evalsuite.models.decoder.packing import packed_mask
 from evalsuite.models.mixers import AttentionSpan, SoftmaxMixer
 from evalsuite.models.mixers.cached_attention import AttentionMasks
-from evalsuite.models.ops.rms_norm import rms_norm
-from evalsuite.models.ops.swiglu import swiglu_linear
+from evalsuite.models.mixers.layers import add_norm
+from evalsuite.models.ops.dispatch import HALF
+from evalsuite.models.ops.swiglu import swiglu, swiglu_linear
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -199,8 +200,12 @@ class Block(GradientCheckpointingLayer):
         mixed, attention = self.mix(normed, context)
         added, _ = self._norm(self.family.norms.mixer_output, mixed)
         mlp_input, residual = self._norm(self.family.norms.mlp_input, added, hidden)
-        values, _ = self._norm(self.family.norms.mlp_output, self._mlp(mlp_input))
-        output = residual + values
+        output = None
+        if observe is None and self.family.norms.mlp_output is None:
+            output = self._add_mlp_in_place(residual, mlp_input)
+        if output is None:
+            values, _ = self._norm(self.family.norms.mlp_output, self._mlp(mlp_input))
+            output = residual + values
         if observe is not None:
             observe(
                 self.index,
@@ -218,7 +223,7 @@ class Block(GradientCheckpointingLayer):
         return output
 
     def _norm(self, name: str | None, x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        return add_norm(None if name is None else getattr(self, name), x, residual, self.family)
+        return add_norm(None if name is None else getattr(self, name), x, residual, self.family.gain)
 
     def _mlp(self, x: Tensor) -> Tensor:
         mlp, down = self.mlp, self.mlp.down_proj
@@ -228,19 +233,13 @@ class Block(GradientCheckpointingLayer):
         found: Tensor = mlp(x)
         return found
 
-
-def add_norm(norm: Any, x: Tensor, residual: Tensor | None, family: Family) -> tuple[Tensor, Tensor]:
-    """The norm of x + residual, and the sum; without a norm the sum twice.
-
-    Args:
-        norm: an RMS norm of the family's transformers modules.
-        x: [B, T, D].
-        residual: of the same shape; without it the sum is x.
-    """
-    if norm is not None and family.gain == "rounded_first":
-        alike = all(each is None or each.dtype == x.dtype for each in (norm.weight, residual))
-        # transformers' norms round float64 to float32.
-        if alike and x.dtype != torch.float64:
-            return rms_norm(x, norm.weight, norm.variance_epsilon, residual)
-    hidden = x if residual is None else residual + x
-    return hidden if norm is None else norm(hidden), hidden
+    def _add_mlp_in_place(self, residual: Tensor, x: Tensor) -> Tensor | None:
+        """residual + MLP(x), added by the MLP's last product into a tensor that nobody else has; None where
+        other code computes it: with gradients, on a CPU, or of another kind."""
+        mlp, down = self.mlp, self.mlp.down_proj
+        plain = self.is_swiglu and type(down) is nn.Linear and down.bias is None and residual is not x
+        if not plain or x.dtype not in HALF or x.dtype != down.weight.dtype or not swiglu.has_kernel(x):
+            return None
+        values = swiglu(mlp.gate_proj(x), mlp.up_proj(x))
+        residual.flatten(0, 1).addmm_(values.flatten(0, 1), down.weight.T)
+        return residual

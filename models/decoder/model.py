@@ -15,7 +15,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 from transformers.utils.generic import can_return_tuple
 
 from evalsuite.foundation import ConfigError
-from evalsuite.models.decoder.block import Block, Context, Observer, add_norm
+from evalsuite.models.decoder.block import Block, Context, Observer
 from evalsuite.models.decoder.cache import CACHE, StudentCache
 from evalsuite.models.decoder.config import StudentConfig
 from evalsuite.models.decoder.families import family_of
@@ -23,6 +23,7 @@ from evalsuite.models.decoder.head import LanguageModelHead
 from evalsuite.models.decoder.packing import packed_bounds
 from evalsuite.models.mixers import Mixer, make_mixer
 from evalsuite.models.mixers.cached_attention import AttentionMasks
+from evalsuite.models.mixers.layers import add_norm
 from evalsuite.models.ops.short_conv import packed_position_ids
 
 
@@ -85,6 +86,7 @@ class StudentModel(StudentPreTrainedModel):
             layer=index,
             norm_eps=self.config.base.rms_norm_eps,
             window=self.config.window(index),
+            gain=self.family.gain,
         )
         return Block(layer, mixer, self.family, index)
 
@@ -212,7 +214,7 @@ class StudentModel(StudentPreTrainedModel):
             if output_hidden_states:
                 states.append(hidden)
             hidden = layer(hidden, context, observe=observe)
-        hidden, _ = add_norm(self.norm, hidden, None, self.family)
+        hidden, _ = add_norm(self.norm, hidden, None, self.family.gain)
         if output_hidden_states:
             states.append(hidden)
         if isinstance(past_key_values, StudentCache):

@@ -31,6 +31,7 @@ def make_mixer(
     layer: int,
     norm_eps: float,
     window: int | None,
+    gain: str = "",
 ) -> nn.Module:
     """Make the mixer that replaces `attention`, a module of the teacher's architecture.
 
@@ -41,13 +42,14 @@ def make_mixer(
         layer: layer index, for the cache and for messages.
         norm_eps: epsilon of the teacher's norms.
         window: the teacher's own sliding window in this layer, if any.
+        gain: how the teacher's norms multiply; see `decoder.families.Family.gain`.
 
     Raises:
         ConfigError: unknown mixer or option, or an attention module that no mixer can replace.
     """
     where = f"layer {layer}, {name}"
     kind = MIXERS.get_or_raise(name, where)
-    shape = AttentionShape.from_attention(attention, norm_eps, layer)
+    shape = AttentionShape.from_attention(attention, norm_eps, layer, gain)
     parsed: Any = parse_options(kind.Options, options, where)
     return kind.from_attention(attention, shape, parsed, layer=layer, window=window)
 

@@ -28,6 +28,8 @@ class AttentionShape:
     norm_eps: float
     scaling: float | None = None
     """Factor on the products of queries and keys; None for head_dim ** -0.5."""
+    norm_gain: str = ""
+    """How the teacher's norms multiply; see `decoder.families.Family.gain`."""
     soft_cap: float | None = None
     """Soft cap of the scores, cap · tanh(score / cap) (Gemma 2)."""
 
@@ -37,13 +39,16 @@ class AttentionShape:
         return self.num_heads // self.num_kv_heads
 
     @classmethod
-    def from_attention(cls, attention: nn.Module, norm_eps: float, layer: int) -> "AttentionShape":
+    def from_attention(
+        cls, attention: nn.Module, norm_eps: float, layer: int, norm_gain: str = ""
+    ) -> "AttentionShape":
         """Read the shape of a Llama-style attention module.
 
         Args:
             attention: module with linear `q_proj`, `k_proj`, `v_proj`, `o_proj` and an integer `head_dim`.
             norm_eps: epsilon of the teacher's norms.
             layer: layer index, for error messages.
+            norm_gain: see `decoder.families.Family.gain`.
 
         Raises:
             ConfigError: a projection or `head_dim` is missing, or the channels do not divide into heads.
@@ -70,6 +75,7 @@ class AttentionShape:
             qk_norm=_qk_norm_kind(attention),
             rotary=bool(getattr(attention, "use_rope", True)),
             norm_eps=norm_eps,
+            norm_gain=norm_gain,
             scaling=getattr(attention, "scaling", None),
             soft_cap=getattr(attention, "attn_logit_softcapping", None),
         )

@@ -24,6 +24,24 @@ class RMSNorm(nn.Module):
         return rms_norm(x, self.weight, self.eps)[0]
 
 
+def add_norm(norm: Any, x: Tensor, residual: Tensor | None, gain: str) -> tuple[Tensor, Tensor]:
+    """The norm of x + residual, and the sum; without a norm the sum twice.
+
+    Args:
+        norm: an RMS norm of transformers' modules for the teacher.
+        x: [B, T, D].
+        residual: of the same shape; without it the sum is x.
+        gain: how the norm multiplies; see `Family.gain`.
+    """
+    if norm is not None and gain == "rounded_first":
+        alike = all(each is None or each.dtype == x.dtype for each in (norm.weight, residual))
+        # transformers' norms round float64 to float32.
+        if alike and x.dtype != torch.float64:
+            return rms_norm(x, norm.weight, norm.variance_epsilon, residual)
+    hidden = x if residual is None else residual + x
+    return hidden if norm is None else norm(hidden), hidden
+
+
 class OutputNorm(nn.Module):
     """Norm of the mixed values [B, T, H, V], for the values of `MixerOptions.output_norm` but "rms"."""
 

@@ -26,6 +26,7 @@ from evalsuite.models.mixers.interface import (
     StateKind,
     layer_cache,
 )
+from evalsuite.models.mixers.layers import add_norm
 from evalsuite.models.mixers.teacher_weights import SOFTMAX_INITS, copy_softmax
 from evalsuite.models.mixers.window_state import attend_with_state, state_shapes
 from evalsuite.models.ops.attention import branch_attention, rotate_and_store
@@ -215,11 +216,14 @@ class SoftmaxMixer(Mixer):
         q, k, v = self.q_proj(hidden_states), self.k_proj(hidden_states), self.v_proj(hidden_states)
         norm = self.attention_shape.qk_norm
         if norm == "all_heads":
-            q, k = self.q_norm(q), self.k_norm(k)
+            q, k = self._norm(self.q_norm, q), self._norm(self.k_norm, k)
         q, k, v = (x.unflatten(-1, (-1, self.head_dim)) for x in (q, k, v))
         if norm == "head":
-            q, k = self.q_norm(q), self.k_norm(k)
+            q, k = self._norm(self.q_norm, q), self._norm(self.k_norm, k)
         return q, k, v
+
+    def _norm(self, norm: nn.Module, x: Tensor) -> Tensor:
+        return add_norm(norm, x, None, self.attention_shape.norm_gain)[0]
 
     def attention_matrix(
         self: Any,

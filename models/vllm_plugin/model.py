@@ -14,7 +14,6 @@ from vllm.model_executor.models.interfaces import HasInnerState, IsHybrid
 from vllm.model_executor.models.llama import LlamaDecoderLayer, LlamaForCausalLM
 from vllm.model_executor.models.utils import extract_layer_index
 
-from evalsuite.models.mixers import AttentionShape
 from evalsuite.models.vllm_plugin.cpu_fp32_linear import use_blocked_fp32_linear
 from evalsuite.models.vllm_plugin.meta_model import build_meta_mixers, max_state_bytes
 from evalsuite.models.vllm_plugin.mixer_layer import MixerLayer
@@ -98,5 +97,6 @@ def _make_attention(
     if original.served_as == "recurrence":
         mixer_rope = rope if original.options.rotary else None
         return MixerLayer(original, mixer_rope, page_bytes, vllm_config, prefix)
-    shape = AttentionShape.from_attention(original, base.rms_norm_eps, layer)
-    return SoftmaxLayer(shape, rope, original.span.window, vllm_config.cache_config, prefix)
+    return SoftmaxLayer(
+        original.attention_shape, rope, original.span.window, vllm_config.cache_config, prefix
+    )

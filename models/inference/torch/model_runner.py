@@ -16,9 +16,9 @@ from evalsuite.models.decoder.head import LanguageModelHead
 from evalsuite.models.inference.batching import to_device
 from evalsuite.models.inference.proof import UnsupportedModelError, largest_deviation
 from evalsuite.models.inference.torch.attention import AttentionOverride
-from evalsuite.models.inference.torch.fusion.layers import FusedLayers
-from evalsuite.models.inference.torch.fusion.norms import FusedNorms
+from evalsuite.models.inference.torch.joined_projections import join_projections
 from evalsuite.models.inference.torch.kv_cache import BranchingCache, KVCache, pad_right
+from evalsuite.models.inference.torch.norms import replace_norms
 from evalsuite.models.inference.torch.unpadding import make_unpadded_layout
 from evalsuite.models.mixers import Mixer, SoftmaxMixer
 from evalsuite.models.mixers.cached_attention import AttentionMasks
@@ -45,9 +45,11 @@ class ModelRunner:
         self.vocab_size = int(self.head.weight.shape[0])
         self._widths = int(config.hidden_size), int(getattr(config, "intermediate_size", 0) or 0)
         self._attention = AttentionOverride(model)
-        self._norms = FusedNorms(self.decoder)
-        self._layers = FusedLayers(self.decoder)
         self._is_ours = isinstance(self.decoder, StudentModel)
+        if self._is_ours:
+            join_projections(self.decoder)
+        else:
+            replace_norms(self.decoder)
         layers = [each for each in self.decoder.modules() if isinstance(each, SoftmaxMixer)]
         with torch.no_grad():
             self.storing = next((each for each in layers if each.stores_keys), None)
@@ -153,11 +155,7 @@ class ModelRunner:
         extra: dict[str, Any] = {"attention": masks} if self._is_ours else {}
         if self._takes_token_mask and token_mask is not None:
             extra["token_mask"] = token_mask
-        with (
-            nullcontext() if self._is_ours else self._attention.use_masks(masks),
-            self._norms.enabled(),
-            self._layers.enabled(),
-        ):
+        with nullcontext() if self._is_ours else self._attention.use_masks(masks):
             hidden: Tensor = self.decoder(
                 input_ids=tokens, position_ids=positions, use_cache=True, **{CACHE: cache}, **extra
             ).last_hidden_state

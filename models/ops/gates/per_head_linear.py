@@ -15,8 +15,9 @@ class PerHeadLinear(nn.Linear):
     pay off. Nothing is cached: writes through `Parameter.data` leave no trace that would invalidate a copy.
     """
 
-    joined: Callable[[Tensor], Tensor] | None = None
-    """Set by an engine that computes the output without bias together with those of other layers."""
+    joined: Callable[[Tensor], Tensor | None] | None = None
+    """Set by an engine that computes the output without bias together with those of other layers; its result
+    is None where it cannot."""
 
     def forward(self, x: Tensor) -> Tensor:
         if not x.is_cuda or self.out_features % 16 == 0 or x.numel() < 1024 * self.in_features:
@@ -36,9 +37,10 @@ def project_together(layers: Sequence[PerHeadLinear], x: Tensor) -> list[Tensor]
     For passes without gradients: the rows of all weights are joined and padded by one kernel. Not cached, as
     in `PerHeadLinear`.
     """
-    joined = [layer.joined for layer in layers if layer.joined is not None]
+    outputs = (layer.joined(x) for layer in layers if layer.joined is not None)
+    joined = [output for output in outputs if output is not None]
     if len(joined) == len(layers):
-        return [output(x) for output in joined]
+        return joined
     sizes = [layer.out_features for layer in layers]
     rows = sum(sizes) + -sum(sizes) % 16
     weight = torch.cat([layer.weight for layer in layers] * -(-rows // sum(sizes)))[:rows]

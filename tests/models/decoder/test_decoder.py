@@ -15,6 +15,7 @@ from evalsuite.models.decoder.block import LayerActivations
 from evalsuite.models.decoder.build import to_decoder
 from evalsuite.models.decoder.cache import CACHE
 from evalsuite.models.decoder.families import FAMILIES
+from evalsuite.models.ops.swiglu import swiglu
 
 Make = Callable[..., PreTrainedModel]
 family = pytest.mark.parametrize("family", FAMILIES)
@@ -143,3 +144,20 @@ def test_recomputed_activations_change_no_gradient(make_teacher: Make) -> None:
         block.recomputes = False
     decoder.train().gradient_checkpointing_enable({"use_reentrant": False})
     assert all(torch.equal(*pair) for pair in zip(gradients(), wanted, strict=True))
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "smollm3"])
+@torch.no_grad()
+def test_the_last_product_adds_the_residual(
+    make_teacher: Make, family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where kernels without gradients apply; not where activations are observed."""
+    decoder: Any = to_decoder(make_teacher(family).bfloat16())
+    wanted = decoder(ids()).logits
+    monkeypatch.setattr(swiglu, "has_kernel", lambda *_: True)
+    found = decoder(ids()).logits
+    assert (found - wanted).norm() / wanted.norm() < 2e-2
+    seen: list[LayerActivations] = []
+    observed = decoder(ids(), observe=lambda layer, activations: seen.append(activations)).logits
+    assert torch.equal(observed, wanted)
+    assert all(not torch.equal(each.residual, each.block_output) for each in seen)

@@ -10,7 +10,7 @@ import torch
 from evalsuite.foundation import ConfigError
 from evalsuite.models import build_student
 from evalsuite.models.decoder.build import to_decoder
-from evalsuite.models.inference.torch.fusion import norms
+from evalsuite.models.inference.torch import norms
 from evalsuite.models.inference.torch.kv_cache import BranchingCache
 from evalsuite.models.inference.torch.model_runner import ModelRunner
 from evalsuite.models.mixers import SoftmaxMixer
@@ -36,14 +36,15 @@ def test_massive_activations_in_half_precision_are_accepted(
     build: Callable[..., Any], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As on a GPU, where a norm rounds in another place.
-    monkeypatch.setattr(norms.fused_forward, "__defaults__", (("cpu", "cuda"),))
+    monkeypatch.setattr(norms.replace_norms, "__defaults__", (("cpu", "cuda"),))
     model = build("llama").model
     with torch.no_grad():
         # The first token's activations in one channel are a thousand times those of the others.
         model.model.embed_tokens.weight[0, 0] = 1000
         model.lm_head.weight.mul_(20)
     runner = ModelRunner(model.to(dtype))
-    assert len(runner._norms._fused) == 7
+    replaced = [each for each in runner.decoder.modules() if isinstance(each, norms.OneKernelNorm)]
+    assert len(replaced) == 7
 
 
 def test_contexts_are_read_in_place_where_their_keys_come_first(

@@ -1,1 +1,0 @@
-"""Modules of a model in fewer kernels, for inference on a GPU; each is proven or left alone."""
