@@ -25,10 +25,11 @@ def test_models_compute_what_they_do_without(
     family: str, mixers: list[str], make_teacher: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from evalsuite.models import build_student
+    from evalsuite.models.decoder.build import to_decoder
     from evalsuite.models.inference.torch.model_runner import ModelRunner
     from evalsuite.models.ops.dispatch import Op
 
-    teacher = make_teacher(family)
+    teacher: Any = to_decoder(make_teacher(family))
     layers = [mixers[i % len(mixers)] for i in range(2)] if mixers else []
     model = build_student(teacher, layers) if mixers else teacher
     # In bfloat16, correct computations of these layers differ by up to 7 %, in float16 by less than 1 %.
