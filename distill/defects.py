@@ -109,7 +109,7 @@ class BF16AdamW(AdamW):
     """
 
     kind: Literal["adamw_bf16"] = "adamw_bf16"  # type: ignore[assignment]
-    state_bits: Literal[32] = 32  # type: ignore[assignment]
+    state_bits: Literal[32] = 32
 
     def build(
         self,

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from evalsuite.distill.recipe.config import LossConfig
-from evalsuite.models.decoder.head import soft_capped
 from evalsuite.models.ops.distill_loss import row_losses
+from evalsuite.models.ops.numerics import soft_capped
 
 DEFAULT_CHUNK_BYTES = 1 << 29
 """Size of one chunk of logits, in bytes of the accumulation dtype."""

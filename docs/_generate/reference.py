@@ -5,11 +5,14 @@ from importlib import import_module
 from typing import Any
 
 from docs._generate import commands, fields, registries
+from evalsuite.distill.optim.optimizers import OPTIMIZERS, Optimizer
+from evalsuite.distill.optim.schedules import SCHEDULES, Schedule
 from evalsuite.distill.recipe import Recipe
 from evalsuite.distill.recipe.data_sources import DATA_SOURCES, DataSourceConfig
 from evalsuite.distill.recipe.stage import OBJECTIVES, Stage
 from evalsuite.distill.selection import SELECTORS
 from evalsuite.executors import EXECUTORS
+from evalsuite.foundation.strict import Strict
 from evalsuite.models.engines import ENGINES
 from evalsuite.models.mixers import MIXERS
 from evalsuite.protocols.scorers import SCORERS, describe_scorer
@@ -42,10 +45,12 @@ def load(name: str) -> type:
 
 
 def recipe() -> str:
-    """Return the keys of recipes, with the settings of every kind of source and every objective."""
+    """Return the keys of recipes, with the settings of every source, objective, optimizer and schedule."""
     sources = lines_of(DataSourceConfig, [DATA_SOURCES[name] for name in registries.own(DATA_SOURCES)])
     stages = lines_of(Stage, [OBJECTIVES[name] for name in registries.own(OBJECTIVES)])
-    return fields.reference(Recipe, *sources, *stages)
+    optimizers = lines_of(Optimizer, [OPTIMIZERS[name] for name in registries.own(OPTIMIZERS)])
+    schedules = lines_of(Schedule, [SCHEDULES[name] for name in registries.own(SCHEDULES)])
+    return fields.reference(Recipe, *sources, *stages, *optimizers, *schedules)
 
 
 def mixer_options() -> str:
@@ -54,17 +59,8 @@ def mixer_options() -> str:
 
 
 def selector_options() -> str:
-    """Return the options of selectors; those of one name and meaning share a row."""
-    names = registries.own(SELECTORS)
-    owners: dict[tuple[str, ...], list[str]] = {}
-    for name in names:
-        for key in fields.keys(SELECTORS[name]):
-            owners.setdefault((*key.row, fields.meaning(SELECTORS[name], key.name)), []).append(name)
-    rows = []
-    for (option, *rest), found in owners.items():
-        selectors = "all" if found == names else ", ".join(f"`{name}`" for name in found)
-        rows.append(f"| {' | '.join((option, selectors, *rest))} |")
-    return "\n".join(("| option | selectors | type | default | meaning |", "|---|---|---|---|---|", *rows))
+    """Return the options of every selector."""
+    return fields.reference(*lines_of(Strict, [SELECTORS[name] for name in registries.own(SELECTORS)]))
 
 
 def lines_of(root: type, kinds: list[type]) -> list[type]:

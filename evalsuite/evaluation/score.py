@@ -212,6 +212,9 @@ class _RunScorer:
             fingerprint = self.fingerprints.get(checkpoint.weights_id, "")
             path = score_path(self.run, cell.benchmark, cell.protocol, fingerprint)
             if not samples:
+                if not expected:
+                    # Scored before the run was built again with fewer positions.
+                    path.unlink(missing_ok=True)
                 continue
             inputs = self._hash_inputs(cell, checkpoint, samples)
             info = sound_info(path, clustered=column is not None)

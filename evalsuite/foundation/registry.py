@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from pkgutil import iter_modules
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from evalsuite.foundation.errors import ConfigError, nearest
 
@@ -182,10 +182,10 @@ class ClassRegistry(Registry[type[T]]):
         return item
 
 
-def subclass_of(base: type[T]) -> Callable[[type[T]], type[T]]:
+def subclass_of(base: type) -> Callable[[Any], Any]:
     """A `validate` that accepts classes derived from `base`."""
 
-    def validate(item: type[T]) -> type[T]:
+    def validate(item: Any) -> Any:
         if not (isinstance(item, type) and issubclass(item, base)):
             raise TypeError(f"it must be a class derived from {base.__module__}.{base.__name__}")
         return item

@@ -35,8 +35,6 @@ class Family:
     norms: BlockNorms = PRE
     gain: Literal["rounded_first", "rounded_last", "one_plus"] = "rounded_first"
     """How an RMS norm multiplies x̂ = x / rms(x): w · round(x̂), round(w · x̂), or round((1 + w) · x̂)."""
-    caps_scores: bool = False
-    """Whether `attn_logit_softcapping` caps the attention scores, which sdpa cannot."""
     scales_embeddings: bool = False
     """Whether `embed_tokens` multiplies by a constant, which it holds as a buffer."""
     rotary_by_layer_type: bool = False
@@ -58,7 +56,7 @@ for _name in ("llama", "mistral", "qwen2", "qwen3"):
 FAMILIES.add("smollm3", Family())
 FAMILIES.add("olmo2", Family(norms=POST, gain="rounded_last"))
 FAMILIES.add("olmo3", Family(norms=POST, gain="rounded_last", rotary_by_layer_type=True))
-FAMILIES.add("gemma2", Family(norms=SANDWICH, gain="one_plus", caps_scores=True, scales_embeddings=True))
+FAMILIES.add("gemma2", Family(norms=SANDWICH, gain="one_plus", scales_embeddings=True))
 FAMILIES.add(
     "gemma3_text",
     Family(norms=SANDWICH, gain="one_plus", scales_embeddings=True, rotary_by_layer_type=True),

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
+
+from evalsuite.models.ops.numerics import soft_capped
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,8 +39,3 @@ class LanguageModelHead:
     def transform(self, logits: Tensor) -> Tensor:
         """Logits [..., V] of the products with the weight."""
         return soft_capped(logits if self.scale == 1.0 else logits * self.scale, self.soft_cap)
-
-
-def soft_capped(logits: Tensor, cap: float | None) -> Tensor:
-    """cap · tanh(logits / cap); the logits themselves without a cap."""
-    return logits if cap is None else cap * torch.tanh(logits / cap)

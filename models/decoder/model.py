@@ -60,6 +60,9 @@ class StudentModel(StudentPreTrainedModel):
         built: transformers' decoder for `config.base`, which is taken over; by default a new one.
     """
 
+    layers: Any
+    """`Block`s."""
+
     def __init__(self, config: StudentConfig, built: Any = None) -> None:
         super().__init__(config)
         base = config.base

@@ -27,6 +27,7 @@ from evalsuite.models.diagnostics.state_analysis import (
     write_norm,
 )
 from evalsuite.models.mixers import RecurrentMixer, SoftmaxMixer
+from evalsuite.models.ops.numerics import soft_capped
 
 SEGMENTS = ("before", "needle", "after", "question")
 Array = NDArray[np.float32]
@@ -319,8 +320,7 @@ def _softmax(
     q = q.gather(1, batch.reads[:, :, None, None].expand(-1, -1, *q.shape[2:]))
     k = k.repeat_interleave(mixer.num_key_value_groups, 2)
     scores = torch.einsum("bqhd,bshd->bhqs", q, k).float() * mixer.scaling
-    if cap := mixer.attention_shape.soft_cap:
-        scores = cap * torch.tanh(scores / cap)
+    scores = soft_capped(scores, mixer.attention_shape.soft_cap)
     places = torch.arange(k.shape[1], device=k.device)
     visible = mixer.span.visible(batch.reads[:, :, None], places)[:, None]
     weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)

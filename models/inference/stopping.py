@@ -83,7 +83,7 @@ class StopChecker:
 
 
 @dataclass(slots=True, eq=False)
-class Generation:
+class GenerationState:
     """A request whose response grows token by token."""
 
     index: int

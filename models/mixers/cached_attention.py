@@ -13,6 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from evalsuite.models.mixers.interface import AttentionSpan
 from evalsuite.models.ops.attention import decode_attention
+from evalsuite.models.ops.numerics import soft_capped
 
 
 class RowLayout(Protocol):
@@ -139,7 +140,7 @@ def _soft_capped_attention(
     """As `grouped_attention`, with capped scores, which no fused kernel of torch computes."""
     groups = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
-    scores = cap * torch.tanh(query @ key.transpose(2, 3) * scaling / cap)
+    scores = soft_capped(query @ key.transpose(2, 3) * scaling, cap)
     if mask is None:
         hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
         scores = scores.masked_fill(hidden, -torch.inf)

@@ -21,7 +21,7 @@ from evalsuite.models.mixers.interface import MIXERS
 from evalsuite.models.mixers.layers import init_constant_
 from evalsuite.models.mixers.options import MixerOptions
 from evalsuite.models.ops.gates import PerHeadLinear
-from evalsuite.models.ops.numerics import upcast_fp32
+from evalsuite.models.ops.numerics import soft_capped, upcast_fp32
 from evalsuite.models.ops.recurrence import RecurrenceInputs
 
 
@@ -94,8 +94,7 @@ class MLSTM(RecurrentMixer):
         return replace(inputs, log_decay=functional.logsigmoid(self._soft_cap(self.f_proj(x))))
 
     def _soft_cap(self, logits: Tensor) -> Tensor:
-        cap = self.options.gate_cap
-        return cap * torch.tanh(upcast_fp32(logits) / cap)
+        return soft_capped(upcast_fp32(logits), self.options.gate_cap)
 
     def normalizer(self, total: Tensor) -> Tensor | None:
         return total.abs().clamp_min(1.0)

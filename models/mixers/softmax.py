@@ -30,6 +30,7 @@ from evalsuite.models.mixers.layers import add_norm
 from evalsuite.models.mixers.teacher_weights import SOFTMAX_INITS, copy_softmax
 from evalsuite.models.mixers.window_state import attend_with_state, state_shapes
 from evalsuite.models.ops.attention import branch_attention, rotate_and_store
+from evalsuite.models.ops.numerics import soft_capped
 from evalsuite.models.ops.rotary import rotary
 
 
@@ -74,6 +75,10 @@ class SoftmaxMixer(Mixer):
     uses_init = False
     served_as: ServedAs = "attention"
     span: AttentionSpan
+    q_proj: Any
+    k_proj: Any
+    v_proj: Any
+    o_proj: Any
 
     def __init__(
         self, attention: nn.Module, shape: AttentionShape, options: Any, *, layer: int, window: int | None
@@ -189,11 +194,11 @@ class SoftmaxMixer(Mixer):
             q, k, v = (x.transpose(1, 2) for x in self.project(hidden_states, rotary))
             k, v = caches.update(k, v, self.layer_idx)
             return masks.attend(q, k, v, self.span, self.scaling, self.attention_shape.soft_cap)
-        rows, tokens = hidden_states.shape[:2]
+        (cos, sin), (rows, tokens) = rotary, hidden_states.shape[:2]
         query, key, value = (x.flatten(0, 1) for x in self._project(hidden_states))
         room = caches.room if masks.branches is None else caches.room_apart
         keys, values, *parents = room(self.layer_idx, key, value, rows)
-        query, _, _ = rotate_and_store(query, key, value, *rotary, keys, values, masks.cache_places)
+        query, _, _ = rotate_and_store(query, key, value, cos, sin, keys, values, masks.cache_places)
         query = query.unflatten(0, (rows, tokens))
         if masks.branches is None:
             return masks.attend(query.transpose(1, 2), keys, values, self.span, self.scaling)
@@ -237,8 +242,7 @@ class SoftmaxMixer(Mixer):
         k = k.repeat_interleave(self.num_key_value_groups, 2)
         v = v.repeat_interleave(self.num_key_value_groups, 2)
         scores = torch.einsum("bthd,bshd->bhts", q, k).float() * self.scaling
-        if cap := self.attention_shape.soft_cap:
-            scores = cap * torch.tanh(scores / cap)
+        scores = soft_capped(scores, self.attention_shape.soft_cap)
         places = torch.arange(scores.shape[-1], device=scores.device)[None]
         if token_mask is not None:
             places = token_mask.int().cumsum(1) - 1
@@ -286,7 +290,7 @@ class SinkWindowMixer(SlidingWindowMixer):
         self: Any,
         hidden_states: Tensor,
         position_embeddings: tuple[Tensor, Tensor],
-        attention_mask: Tensor | None = None,
+        attention_mask: Tensor | AttentionMasks | None = None,
         token_mask: Tensor | None = None,
         cu_seqlens: Tensor | None = None,
         past_key_values: Any = None,

@@ -21,6 +21,7 @@ from evalsuite.models.mixers.attention_shape import AttentionShape
 from evalsuite.models.mixers.interface import AttentionSpan
 from evalsuite.models.mixers.layers import repeat_heads
 from evalsuite.models.mixers.window_state import attend_with_state, mix_values, state_shapes
+from evalsuite.models.ops.numerics import soft_capped
 from evalsuite.models.ops.rotary import rotary
 
 SHARE = 0.5
@@ -131,8 +132,7 @@ class WindowBranch:
     def matrix(self, q: Tensor, k: Tensor, token_mask: Tensor | None) -> Tensor:
         """Attention matrix [B, H, T, T]; the rows of pads are zero."""
         scores = torch.einsum("bthd,bshd->bhts", q, k) * self.scale
-        if cap := self.shape.soft_cap:
-            scores = cap * torch.tanh(scores / cap)
+        scores = soft_capped(scores, self.shape.soft_cap)
         places = torch.arange(q.shape[1], device=q.device)[None]
         if token_mask is not None:
             places = token_mask.int().cumsum(1) - 1

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
 from evalsuite.models.mixers.interface import AttentionSpan
+from evalsuite.models.ops.numerics import soft_capped
 
 State = dict[str, Tensor]
 BLOCKED_FROM = 2
@@ -180,7 +181,7 @@ def mix_values(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: float, c
     """Softmax attention [B, H, T, D] where `visible`, with a soft cap of the scores if any."""
     if cap is None:
         return scaled_dot_product_attention(q, k, v, attn_mask=visible, scale=scale)
-    scores = cap * torch.tanh(q @ k.transpose(2, 3) * scale / cap)
+    scores = soft_capped(q @ k.transpose(2, 3) * scale, cap)
     return scores.masked_fill(~visible, -torch.inf).softmax(-1) @ v
 
 

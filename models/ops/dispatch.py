@@ -64,7 +64,8 @@ class Op(Generic[P, R]):
 
     def __init__(self, reference: Callable[P, R], training: Kernel | None, inference: Kernel | None) -> None:
         functools.update_wrapper(self, reference)
-        self.reference, self.training, self.inference = reference, training, inference
+        self.reference: Callable[..., R] = reference
+        self.training, self.inference = training, inference
         self._proofs: dict[tuple[Hashable, ...], bool] = {}
         self._modules: dict[str, Any] = {}
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from evalsuite.models.inference.requests import GenerateRequest, GenerateResponse
 from evalsuite.models.inference.sampling import SamplingMetadata, sample
-from evalsuite.models.inference.stopping import Generation, StopChecker
+from evalsuite.models.inference.stopping import GenerationState, StopChecker
 from evalsuite.models.inference.torch.kv_cache import KVCache
 from evalsuite.models.inference.torch.model_runner import ModelRunner
 from evalsuite.models.inference.torch.prefix_groups import PrefixGroup, build_prefix_groups
@@ -92,7 +92,7 @@ class DecodeBatch:
 
 
 @dataclass(slots=True, eq=False)
-class SequenceState(Generation):
+class SequenceState(GenerationState):
     """Host state of one generation."""
 
     group: PrefixGroup = NO_PREFIX

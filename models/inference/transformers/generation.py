@@ -13,29 +13,29 @@ import torch
 from evalsuite.models.inference.batch_limits import BatchLimits
 from evalsuite.models.inference.requests import GenerateRequest, GenerateResponse
 from evalsuite.models.inference.sampling import SamplingMetadata, sample
-from evalsuite.models.inference.stopping import Generation, StopChecker
+from evalsuite.models.inference.stopping import GenerationState, StopChecker
 from evalsuite.models.inference.transformers.runner import PlainRunner
 
 
 def make_sequences(
     requests: Sequence[tuple[int, GenerateRequest, int]], tokenizer: Any, eos_ids: frozenset[int]
-) -> list[Generation]:
+) -> list[GenerationState]:
     """Host state of each (index, request, token limit)."""
     return [
-        Generation(index, request, StopChecker(tokenizer, request.sampling, limit, eos_ids))
+        GenerationState(index, request, StopChecker(tokenizer, request.sampling, limit, eos_ids))
         for index, request, limit in requests
     ]
 
 
 def make_lockstep_batches(
-    sequences: Sequence[Generation], runner: PlainRunner, limits: BatchLimits, max_num_seqs: int
-) -> list[list[Generation]]:
+    sequences: Sequence[GenerationState], runner: PlainRunner, limits: BatchLimits, max_num_seqs: int
+) -> list[list[GenerationState]]:
     """Batch sequences that are read in lockstep, those with the longest prompts first.
 
     A prompt joins a batch if the steps that it adds, its distance to the longest prompt, are not more than
     those that a batch of its own would take.
     """
-    found: list[list[Generation]] = []
+    found: list[list[GenerationState]] = []
     per_token = max(1, runner.kv_bytes_per_token)
     alone = "single texts" in (runner.batching, runner.caching)
     for sequence in sorted(sequences, key=lambda each: -len(each.request.prompt)):
@@ -55,7 +55,7 @@ def make_lockstep_batches(
 
 
 def generate_in_lockstep(
-    runner: PlainRunner, sequences: Sequence[Generation]
+    runner: PlainRunner, sequences: Sequence[GenerationState]
 ) -> Iterator[tuple[int, GenerateResponse]]:
     """Yield (index, response) of the sequences of one batch as they finish."""
     requests = [sequence.request for sequence in sequences]

@@ -111,7 +111,7 @@ def convolve(
     """Convolve x [B, T, C], whose pads are zero, by weight [C, kernel_size]; SiLU on the first channels.
 
     Returns:
-        y [B, T, C] and the final state, as `apply_short_convolutions`.
+        y [B, T, C] and the final state, as `short_convolutions`.
     """
     past = weight.shape[1] - 1
     if cu_seqlens is not None and state is not None:

@@ -316,7 +316,7 @@ def _stability(selection: Selection, name: str) -> Figure | None:
 def _names(report: Report) -> list[str]:
     """Selector names, with mixer and number of layers where the name alone is not unique."""
     names = [selection.selector for selection in report.selections]
-    titles = {}
+    titles: dict[str, str] = {}
     for checkpoint in report.checkpoints:
         titles.update(lineage_of(checkpoint.plan).titles)
     return [

@@ -129,7 +129,7 @@ def test_matrix_mixing_compares_attention_matrices(teacher, tokenizer, small_rec
     assert values is None or not values.any()
 
 
-class Opaque(torch.nn.Module, Mixer):
+class Opaque(Mixer):
     """A mixer of another package that has no attention matrix."""
 
 

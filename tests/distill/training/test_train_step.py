@@ -45,8 +45,8 @@ def gradient(
     train_step = TrainStep(teacher, train_states, stage, process_group)
     if trial:
         train_step.trial(batch)
-    losses, *_ = train_step(batch, 0)
-    return losses[:, 0], torch.cat([train_state.flat_grads.buffer for train_state in train_states])
+    losses = train_step(batch, 0)["loss"]
+    return losses, torch.cat([train_state.flat_grads.buffer for train_state in train_states])
 
 
 def layerwise_stage(stage: Any, objective: str, *, normalize: bool = True) -> Stage:
@@ -78,8 +78,8 @@ def test_the_normalized_loss_of_a_silent_student_is_one(teacher, stage):
         layer.self_attn.o_proj.weight.data.zero_()
     train_state = StudentTrainState("silent", student)
     train_state.begin_stage(chosen)
-    losses, *_ = TrainStep(teacher, [train_state], chosen, ProcessGroup("cpu"))(split(2), 0)
-    assert losses[0, 0].item() == pytest.approx(1, rel=1e-5)
+    columns = TrainStep(teacher, [train_state], chosen, ProcessGroup("cpu"))(split(2), 0)
+    assert columns["loss"].item() == pytest.approx(1, rel=1e-5)
 
 
 def train(teacher: Any, stage: Stage, out: Path, rank: int) -> None:
@@ -122,8 +122,8 @@ def test_recomputed_activations_do_not_change_the_gradient(
         student.model.layers[1].mlp.gate_proj.register_forward_pre_hook(
             lambda *_, calls=calls: calls.append("mlp")
         )
-        losses, *_ = TrainStep(teacher, [train_state], settings, ProcessGroup("cpu"))(split(ROWS), 0)
-        found[kind] = losses, train_state.flat_grads.buffer
+        columns = TrainStep(teacher, [train_state], settings, ProcessGroup("cpu"))(split(ROWS), 0)
+        found[kind] = torch.stack([columns[name] for name in settings.columns]), train_state.flat_grads.buffer
         assert len(calls) == {"none": 1, "block": 2}[kind]
         train_state.begin_stage(Stage.model_validate(stage("s", "kd")))
         assert not student.model.layers[1].recomputes

@@ -285,7 +285,7 @@ def test_projections_of_another_width_are_not_copied(make_teacher: Make) -> None
 
 def test_misuse_is_refused(make_teacher: Make) -> None:
     teacher = make_teacher()
-    with pytest.raises(ConfigError, match="init = 'kv'; did you mean 'qkv'"):
+    with pytest.raises(ConfigError, match="unknown init 'kv'; did you mean 'qkv'"):
         build_student(teacher, "gla", init="kv")
     student = build_student(teacher, "gla")
     with pytest.raises(ConfigError, match="cannot be used with a cache"):

@@ -13,7 +13,7 @@ from evalsuite.reports.report import Report, build_report
 def test_a_registered_section_is_on_the_page(
     small_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(SECTIONS, "_registered", dict(SECTIONS._registered))
+    monkeypatch.setattr(SECTIONS, "_items", dict(SECTIONS._items))
     template = tmp_path / "mine.html.j2"
     template.write_text("<p>{{ view|length }} models: {{ view[0]|breakable }}</p>\n")
 
