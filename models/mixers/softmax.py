@@ -202,7 +202,11 @@ class SoftmaxMixer(Mixer):
         query = query.unflatten(0, (rows, tokens))
         if masks.branches is None:
             return masks.attend(query.transpose(1, 2), keys, values, self.span, self.scaling)
-        return branch_attention(query, keys, values, *parents, *masks.branches, self.scaling)
+        parent_keys, parent_values = parents
+        parent_rows, lengths = masks.branches
+        return branch_attention(
+            query, keys, values, parent_keys, parent_values, parent_rows, lengths, self.scaling
+        )
 
     def project(
         self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor]
