@@ -294,7 +294,7 @@ def prepare_documents(
         folder: frozen data, including the sources that the documents are drawn from.
         checkpoint: its tokenizer counts tokens.
         max_length: as in `RunConfig`.
-        trust_remote_code: as `evalsuite.models.checkpoints.load_checkpoint`.
+        trust_remote_code: as `evalsuite.models.load_checkpoint`.
         quiet: no progress bar.
 
     Raises:
