@@ -58,12 +58,12 @@ class EndToEndStage(Stage):
 
     def activation_bytes(self, student: "ModelCost", width: int) -> float:
         tokens = self.micro_batch_tokens
-        logits = min(LOGITS_BYTES, 16 * tokens * student.vocab_size)
+        logits = min(LOGITS_BYTES, 16 * tokens * student.config.vocab_size)
         layer = tokens * student.layer_activation_bytes(width)
         if self.recomputes_blocks:
-            inputs = student.num_hidden_layers * tokens * student.hidden_size * width
+            inputs = student.config.num_hidden_layers * tokens * student.config.hidden_size * width
             return inputs + layer + logits
-        return student.num_hidden_layers * layer + logits
+        return student.config.num_hidden_layers * layer + logits
 
     def num_concurrent(self, students: int) -> int:
         """Several in short micro-batches."""

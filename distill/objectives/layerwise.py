@@ -231,7 +231,9 @@ class MatrixMixing(LayerwiseStage):
 
     def activation_bytes(self, student: "ModelCost", width: int) -> float:
         """Includes matrices of the squared sequence length."""
-        matrices = 4 * MATRIX_COPIES * student.num_attention_heads * self.micro_batch_tokens * self.seq_len
+        matrices = (
+            4 * MATRIX_COPIES * student.config.num_attention_heads * self.micro_batch_tokens * self.seq_len
+        )
         return super().activation_bytes(student, width) + matrices
 
     def check_students(self, students: "Mapping[str, CausalLM]") -> None:

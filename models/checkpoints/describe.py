@@ -5,15 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedConfig
 
 from evalsuite.foundation import CheckpointError, printable
+from evalsuite.models.checkpoints.config import STUDENT_TYPE
 from evalsuite.models.checkpoints.load import CheckpointInfo, describe_checkpoint
 from evalsuite.models.checkpoints.safetensors_index import stored_tensors
-from evalsuite.models.decoder import StudentConfig
 from evalsuite.models.decoder.cost import ModelCost
-
-COUNTED = ("parameters", "layers", "cache", "compute")
 
 
 def describe(path: str | Path) -> str:
@@ -25,22 +22,32 @@ def describe(path: str | Path) -> str:
     info = describe_checkpoint(path)
     try:
         cost = ModelCost.of(info.config)
-        counted = _parameters(cost), _mixers_by_layer(cost), _cache(cost), _compute(cost)
+        counted = {
+            "parameters": _parameters(cost),
+            "layers": _mixers_by_layer(cost),
+            "cache": _cache(cost),
+            "compute": _compute(cost),
+        }
     except Exception as error:
         # Architectures check few of their settings, and fail in any way.
         raise CheckpointError(
             f"{info.path}: no model can be built from config.json: {error or type(error).__name__}"
         ) from error
-    _check_weights(info, cost.model.state_dict() if isinstance(info.config, StudentConfig) else {})
+    is_student = info.config.model_type == STUDENT_TYPE
+    if is_student:
+        _check_weights(info, cost.model.state_dict())
+    model = f"student of a {cost.config.base.model_type}" if is_student else info.config.model_type
     lines = [
-        f"{info.label}",
+        info.label,
         f"  path        {info.path}",
         f"  weights_id  {info.weights_id}",
-        f"  model       {_architecture(info.config)}",
-        f"  vocabulary  {cost.vocab_size:,} embeddings, {len(info.tokenizer):,} tokens",
-        *(f"  {name:<12}{text}" for name, text in zip(COUNTED, counted, strict=True)),
+        f"  model       {model} teacher, {cost.config.num_hidden_layers} layers",
+        f"  vocabulary  {cost.config.vocab_size:,} embeddings, {len(info.tokenizer):,} tokens",
+        *(f"  {name:<12}{text}" for name, text in counted.items()),
     ]
-    return "\n".join(printable(line) for line in (*lines, *_lineage_lines(info)))
+    if info.lineage:
+        lines += ["  lineage", *(f"    {name}: {_shorten(value)}" for name, value in info.lineage.items())]
+    return "\n".join(map(printable, lines))
 
 
 def _parameters(cost: ModelCost) -> str:
@@ -89,16 +96,10 @@ def _check_weights(info: CheckpointInfo, expected: Mapping[str, torch.Tensor]) -
         )
 
 
-def _architecture(config: PreTrainedConfig) -> str:
-    if isinstance(config, StudentConfig):
-        return f"student of a {config.base.model_type} teacher, {config.num_hidden_layers} layers"
-    return f"{config.model_type} teacher, {config.num_hidden_layers} layers"
-
-
 def _mixers_by_layer(cost: ModelCost) -> str:
     """Mixers with their layers: `gla 0-2, softmax 3`."""
-    if not isinstance(cost.config, StudentConfig):
-        return f"{cost.num_hidden_layers}, whose mixers are not known"
+    if cost.is_foreign:
+        return f"{cost.config.num_hidden_layers}, whose mixers are not known"
     runs: list[tuple[str, int, int]] = []
     for layer, name in enumerate(cost.config.mixers):
         if runs and runs[-1][0] == name:
@@ -114,12 +115,6 @@ def _format_bytes(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1024
     return f"{count:.1f} GiB"
-
-
-def _lineage_lines(info: CheckpointInfo) -> list[str]:
-    if not info.lineage:
-        return []
-    return ["  lineage", *(f"    {name}: {_shorten(value)}" for name, value in info.lineage.items())]
 
 
 def _shorten(value: Any) -> str:

@@ -8,7 +8,6 @@ every position, and a table of positions ends.
 from typing import Any
 
 from evalsuite.foundation import ConfigError
-from evalsuite.models.checkpoints.config import STUDENT_TYPE
 
 ROTARY_TYPES = ("default", "linear", "llama3", "yarn")
 """Rotary embeddings whose angles at a position depend on that position alone. Those of others (dynamic,
@@ -36,10 +35,9 @@ def max_positions(config: Any) -> int:
 
 def rotary_limit(config: Any) -> int | None:
     """Tokens up to which rotary angles depend on the position alone, not on the text's length; None: any."""
-    inner = config.base if _is_student(config) else config.get_text_config()
     limits = [
         int(each.get("original_max_position_embeddings") or stated_positions(config) or 1)
-        for each in _rotary_parameters(inner)
+        for each in _rotary_parameters(config)
         if each.get("rope_type", "default") not in ROTARY_TYPES
     ]
     return min(limits, default=None)
@@ -47,7 +45,7 @@ def rotary_limit(config: Any) -> int | None:
 
 def _rotary_parameters(config: Any) -> list[dict[str, Any]]:
     """Rotary embeddings of a config: one, one per type of layer, or none."""
-    rotary = getattr(config, "rope_parameters", None) or {}
+    rotary = getattr(config.get_text_config(), "rope_parameters", None) or {}
     return [each for each in rotary.values() if isinstance(each, dict)] or ([rotary] if rotary else [])
 
 
@@ -59,14 +57,13 @@ def check_max_length(config: Any, max_length: int) -> None:
             that depends on the other texts of a batch.
     """
     stated = stated_positions(config)
-    if stated is None or max_length <= stated or (_is_student(config) and is_recurrent(config)):
+    if stated is None or max_length <= stated or getattr(config, "is_recurrent", False):
         return
-    base = config.base if _is_student(config) else config.get_text_config()
-    rotary = _rotary_parameters(base)
+    rotary = _rotary_parameters(config)
     if not rotary:
         raise ConfigError(
-            f"its positions end at {stated:,}: {type(base).__name__} has no rotary embedding, and a table of "
-            "positions has no entry beyond"
+            f"its positions end at {stated:,}: {type(config.get_text_config()).__name__} has no rotary "
+            "embedding, and a table of positions has no entry beyond"
         )
     for each in rotary:
         kind = each.get("rope_type", "default")
@@ -75,21 +72,3 @@ def check_max_length(config: Any, max_length: int) -> None:
                 f"its positions end at {stated:,}: the angles of its rotary embedding (rope_type = '{kind}') "
                 "depend on the longest text of a batch"
             )
-
-
-def _is_student(config: Any) -> bool:
-    return getattr(config, "model_type", None) == STUDENT_TYPE
-
-
-def is_recurrent(config: Any) -> bool:
-    """Whether no layer of a student has positions: neither softmax attention nor a rotary embedding."""
-    # What reads the positions of a config alone imports no mixers.
-    from evalsuite.models.mixers import MIXERS, StateKind, parse_options
-
-    for name in set(config.mixers):
-        options: Any = parse_options(MIXERS[name].Options, config.mixer_options.get(name, {}), name)
-        if MIXERS[name].state_kind != StateKind.RECURRENT or getattr(options, "rotary", False):
-            return False
-        if getattr(options, "window", 0):
-            return False
-    return True

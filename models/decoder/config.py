@@ -1,5 +1,6 @@
 """Student configuration: the teacher's config, one mixer per layer, and mixer options."""
 
+from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import fields
 from functools import cache
@@ -9,13 +10,27 @@ from typing import Any
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from evalsuite.foundation import CheckpointError, ConfigError, nearest
-from evalsuite.models.decoder.families import check_family, family_of, is_supported
-from evalsuite.models.decoder.remote_code import AUTO_MAP, write_module
+from evalsuite.foundation import CheckpointError, ConfigError, nearest, write_text
+from evalsuite.models.decoder.families import family_of, is_supported
 from evalsuite.models.mixers import MIXERS, StateKind, parse_options
 
 SCHEMA = 2
 """Version of the config fields and parameter names. Schema 1 had other names of mixer parameters."""
+
+MODULE = "modeling_evalsuite_student"
+"""A module in a student's folder, which transformers imports if it loads the folder with
+`trust_remote_code=True`. It imports evalsuite, which must be installed."""
+SOURCE = '''"""A student of evalsuite: install evalsuite, and load this folder with trust_remote_code=True."""
+
+from evalsuite.models.student import StudentConfig, StudentForCausalLM, StudentModel
+
+__all__ = ["StudentConfig", "StudentForCausalLM", "StudentModel"]
+'''
+AUTO_MAP = {
+    "AutoConfig": f"{MODULE}.StudentConfig",
+    "AutoModel": f"{MODULE}.StudentModel",
+    "AutoModelForCausalLM": f"{MODULE}.StudentForCausalLM",
+}
 
 
 @cache
@@ -49,7 +64,13 @@ class StudentConfig(PreTrainedConfig):
         **kwargs: Any,
     ) -> None:
         if schema != SCHEMA:
-            raise CheckpointError(f"config.json of a student: {schema_error(schema)}")
+            problem = (
+                f"is newer than this evalsuite supports ({SCHEMA}); update evalsuite"
+                if isinstance(schema, int) and schema > SCHEMA
+                else f"is not supported: since schema {SCHEMA} mixer parameters have other names; "
+                "make the student again with `evalsuite distill` and its recipe"
+            )
+            raise CheckpointError(f"config.json of a student: schema {schema} {problem}")
         # transformers builds an empty config to determine the defaults.
         base = base_config(teacher) if teacher else None
         known = frozenset() if base is None else teacher_fields(base.model_type)
@@ -83,26 +104,28 @@ class StudentConfig(PreTrainedConfig):
         layers = self.base.num_hidden_layers
         if len(self.mixers) != layers:
             raise ConfigError(f"config.json of a student: {len(self.mixers)} mixers for {layers} layers")
-        for layer, name in enumerate(self.mixers):
-            self._check_mixer(name, layer)
-        for name, values in self.mixer_options.items():
-            if name not in self.mixers:
-                raise ConfigError(
-                    f"options for mixer '{name}', which no layer uses{nearest(name, self.mixers)}"
-                )
-            parse_options(MIXERS[name].Options, values, name)
-
-    def _check_mixer(self, name: str, layer: int) -> None:
-        """Refuse a mixer that is not available, and note which package has defined one that is not ours."""
         packages: dict[str, str] = getattr(self, "mixer_packages", {})
-        if name not in MIXERS and name in packages:
+        for layer, name in enumerate(self.mixers):
+            if name not in MIXERS and name in packages:
+                raise ConfigError(
+                    f"layer {layer}: mixer '{name}' is defined by {packages[name]}, which is not installed "
+                    "here; install it"
+                )
+            MIXERS.get_or_raise(name, f"layer {layer}")
+            if MIXERS.origin(name) != "evalsuite" and name not in packages:
+                self.mixer_packages = packages = {**packages, name: MIXERS.origin(name)}
+        if unused := next((name for name in self.mixer_options if name not in self.mixers), None):
             raise ConfigError(
-                f"layer {layer}: mixer '{name}' is defined by {packages[name]}, which is not installed here; "
-                "install it"
+                f"options for mixer '{unused}', which no layer uses{nearest(unused, self.mixers)}"
             )
-        MIXERS.get_or_raise(name, f"layer {layer}")
-        if MIXERS.origin(name) != "evalsuite" and name not in packages:
-            self.mixer_packages = {**packages, name: MIXERS.origin(name)}
+        self._options()
+
+    def _options(self) -> dict[str, Any]:
+        """Mixer → its options."""
+        return {
+            name: parse_options(MIXERS[name].Options, self.mixer_options.get(name, {}), name)
+            for name in dict.fromkeys(self.mixers)
+        }
 
     @property
     def plugins(self) -> str:
@@ -112,11 +135,16 @@ class StudentConfig(PreTrainedConfig):
     @property
     def windows(self) -> dict[str, int]:
         """Mixer → its window in tokens, that of a sliding window or next to a recurrence."""
-        options: dict[str, Any] = {
-            name: parse_options(MIXERS[name].Options, self.mixer_options.get(name, {}), name)
-            for name in dict.fromkeys(self.mixers)
-        }
-        return {name: size for name, each in options.items() if (size := getattr(each, "window", 0))}
+        return {name: size for name, each in self._options().items() if (size := getattr(each, "window", 0))}
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether no layer has positions: neither softmax attention nor a rotary embedding."""
+        return all(
+            MIXERS[name].state_kind == StateKind.RECURRENT
+            and not (getattr(each, "rotary", False) or getattr(each, "window", 0))
+            for name, each in self._options().items()
+        )
 
     @property
     def teacher(self) -> dict[str, Any]:
@@ -133,9 +161,9 @@ class StudentConfig(PreTrainedConfig):
         # Called only for attributes that the student does not have itself.
         base = self.__dict__.get("base")
         if base is not None and name == "layer_types":
-            return self._layer_types()
+            return [kind for kind, _ in self._attention()]
         if base is not None and name == "sliding_window":
-            windows = set(self._attention_windows())
+            windows = {window for _, window in self._attention()}
             return windows.pop() if len(windows) == 1 else None
         if base is not None and name in teacher_fields(base.model_type):
             return getattr(base, name)
@@ -157,7 +185,7 @@ class StudentConfig(PreTrainedConfig):
             return
         folder = Path(save_directory)
         folder.mkdir(parents=True, exist_ok=True)
-        write_module(folder)
+        write_text(folder / f"{MODULE}.py", SOURCE)
         self.auto_map = AUTO_MAP
         super().save_pretrained(save_directory, push_to_hub, **kwargs)
 
@@ -176,40 +204,24 @@ class StudentConfig(PreTrainedConfig):
 
     def window(self, layer: int) -> int | None:
         """Sliding window of the teacher's layer (Mistral, some Qwen2); None for full attention."""
-        return family_of(self.base).window(self.base, layer)
+        width: int | None = getattr(self.base, "sliding_window", None)
+        types: list[str] | None = getattr(self.base, "layer_types", None)
+        return width if types is None or types[layer] == "sliding_attention" else None
 
-    def _attention_windows(self) -> list[int | None]:
-        """Sliding window of each layer; None for full attention and for recurrent layers."""
+    def _attention(self) -> Iterator[tuple[str, int | None]]:
+        """transformers' name of what each layer remembers, and the window of a sliding one."""
         own = self.windows
-        return [
-            None
-            if StateKind.RECURRENT in MIXERS[name].state_kind
-            else min(filter(None, (own.get(name), self.window(layer))), default=None)
-            for layer, name in enumerate(self.mixers)
-        ]
-
-    def _layer_types(self) -> list[str]:
-        """transformers' names of what each layer remembers."""
-        attention = [
-            "sliding_attention" if window else "full_attention" for window in self._attention_windows()
-        ]
-        recurrent = [StateKind.RECURRENT in MIXERS[name].state_kind for name in self.mixers]
-        return ["linear_attention" if is_ else kind for is_, kind in zip(recurrent, attention, strict=True)]
+        for layer, name in enumerate(self.mixers):
+            window = min(filter(None, (own.get(name), self.window(layer))), default=None)
+            if StateKind.RECURRENT in MIXERS[name].state_kind:
+                yield "linear_attention", None
+            else:
+                yield "sliding_attention" if window else "full_attention", window
 
 
 def decoder_config(config: PreTrainedConfig) -> PreTrainedConfig:
     """A teacher's config of a supported family as a `StudentConfig`; others unchanged."""
     return StudentConfig.of_teacher(config) if is_supported(config) else config
-
-
-def schema_error(schema: Any) -> str:
-    """Message for a student of another schema."""
-    if isinstance(schema, int) and schema > SCHEMA:
-        return f"schema {schema} is newer than this evalsuite supports ({SCHEMA}); update evalsuite"
-    return (
-        f"schema {schema} is not supported: since schema {SCHEMA} mixer parameters have other names; "
-        "make the student again with `evalsuite distill` and its recipe"
-    )
 
 
 def base_config(teacher: dict[str, Any]) -> PreTrainedConfig:
@@ -218,8 +230,6 @@ def base_config(teacher: dict[str, Any]) -> PreTrainedConfig:
     Raises:
         ConfigError: an unsupported architecture.
     """
-    kind = teacher.get("model_type", "")
-    check_family(kind)
-    fields = {name: value for name, value in teacher.items() if name != "model_type"}
-    config: PreTrainedConfig = AutoConfig.for_model(kind, **fields)
+    family_of(teacher.get("model_type", ""))
+    config: PreTrainedConfig = AutoConfig.for_model(**teacher)
     return config

@@ -11,7 +11,8 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from evalsuite.foundation import ConfigError
-from evalsuite.models.decoder.config import StudentConfig, decoder_config
+from evalsuite.models.decoder.config import decoder_config
+from evalsuite.models.decoder.model import StudentForCausalLM
 from evalsuite.models.mixers import AttentionSpan, CacheSpec
 
 PEAK_FLOPS = {
@@ -74,9 +75,8 @@ class ModelCost:
     """
 
     def __init__(self, config: PreTrainedConfig) -> None:
-        self.config = decoder_config(config)
+        self.config: Any = decoder_config(config)
         self.model: Any = build_on_meta(self.config)
-        self._base: Any = getattr(self.config, "base", self.config)
 
     @classmethod
     def of(cls, config: PreTrainedConfig) -> "ModelCost":
@@ -89,44 +89,23 @@ class ModelCost:
     @property
     def is_foreign(self) -> bool:
         """Whether the architecture is not one that students have."""
-        return not isinstance(self.config, StudentConfig)
-
-    @property
-    def num_hidden_layers(self) -> int:
-        """Number of layers."""
-        return int(self._base.num_hidden_layers)
-
-    @property
-    def hidden_size(self) -> int:
-        """Width of the residual stream."""
-        return int(self._base.hidden_size)
-
-    @property
-    def vocab_size(self) -> int:
-        """Tokens that the head scores."""
-        return int(self._base.vocab_size)
-
-    @property
-    def num_attention_heads(self) -> int:
-        """Query heads of the teacher."""
-        return int(self._base.num_attention_heads)
+        return not isinstance(self.model, StudentForCausalLM)
 
     @property
     def inner_size(self) -> int:
-        """Width of all query heads together."""
-        return self.num_attention_heads * _head_dim(self._base)
+        """Width of all query heads of the teacher together."""
+        return int(self.config.num_attention_heads) * _head_dim(self.config)
 
     @property
-    def _layers(self) -> nn.ModuleList:
+    def _layers(self) -> Any:
         if self.is_foreign:
             raise ConfigError(f"the layers of architecture '{self.config.model_type}' are not known")
-        layers: nn.ModuleList = self.model.model.layers
-        return layers
+        return self.model.model.layers
 
     @cached_property
     def replaced(self) -> list[int]:
         """Layers whose mixers replace softmax attention."""
-        return [index for index, layer in enumerate(self._layers) if not _mixer(layer).is_teacher_layer]
+        return [index for index, layer in enumerate(self._layers) if not layer.self_attn.is_teacher_layer]
 
     @cached_property
     def num_params(self) -> int:
@@ -142,7 +121,7 @@ class ModelCost:
     @cached_property
     def mixer_params(self) -> int:
         """Parameters of the mixers of all layers."""
-        return sum(count(_mixer(layer).parameters()) for layer in self._layers)
+        return sum(count(layer.self_attn.parameters()) for layer in self._layers)
 
     @cached_property
     def largest_block_params(self) -> int:
@@ -158,21 +137,20 @@ class ModelCost:
         layers = range(len(self._layers))
         mixers = sum(self.mixer_flops(layer, length) for layer in layers)
         mlps = sum(self.mlp_flops(layer) for layer in layers)
-        return mixers + mlps + (2 * self.hidden_size * self.vocab_size if head else 0)
+        return mixers + mlps + (2 * self.config.hidden_size * self.config.vocab_size if head else 0)
 
     def mixer_flops(self, layer: int, length: int) -> float:
         """FLOPs of the mixer of a layer."""
-        flops: float = _mixer(self._layers[layer]).flops(length)
+        flops: float = self._layers[layer].self_attn.flops(length)
         return flops
 
     def mixer_matrix_flops(self, layer: int) -> int:
         """FLOPs of the projections of a layer's mixer."""
-        return _matrix_flops(_mixer(self._layers[layer]))
+        return _matrix_flops(self._layers[layer].self_attn)
 
     def mlp_flops(self, layer: int) -> int:
         """FLOPs of the MLP of a layer."""
-        mlp: Any = self._layers[layer].mlp
-        return _matrix_flops(mlp)
+        return _matrix_flops(self._layers[layer].mlp)
 
     def layer_activation_bytes(self, width: int) -> int:
         """Bytes of one layer's activations per token; `width`: bytes of an activation.
@@ -181,7 +159,8 @@ class ModelCost:
         in bf16: 28.6 GB in total for SmolLM2-135M; 79.9 GB for Qwen3-0.6B, whose heads are twice as wide as
         the residual stream).
         """
-        return width * (12 * self.inner_size + 4 * self.hidden_size + 2 * int(self._base.intermediate_size))
+        config = self.config
+        return width * (12 * self.inner_size + 4 * config.hidden_size + 2 * int(config.intermediate_size))
 
     def cache(self, dtype: torch.dtype = torch.bfloat16) -> CacheSize | None:
         """Cache per sequence; recurrent states are in float32, everything else in `dtype`.
@@ -189,9 +168,9 @@ class ModelCost:
         Of a foreign architecture: keys and values of every layer, or None if its config states no heads.
         """
         if not self.is_foreign:
-            specs = tuple(_mixer(layer).cache_spec() for layer in self._layers)
+            specs = tuple(layer.self_attn.cache_spec() for layer in self._layers)
             return CacheSize(layers=specs, dtype=dtype)
-        config = self._base.get_text_config()
+        config = self.config.get_text_config()
         heads = getattr(config, "num_key_value_heads", None) or getattr(config, "num_attention_heads", None)
         if not isinstance(heads, int):
             return None
@@ -212,10 +191,6 @@ def build_on_meta(config: PreTrainedConfig) -> PreTrainedModel:
 def count(parameters: Iterable[torch.Tensor]) -> int:
     """Number of elements."""
     return sum(parameter.numel() for parameter in parameters)
-
-
-def _mixer(layer: nn.Module) -> Any:
-    return layer.self_attn
 
 
 def _matrix_flops(module: nn.Module) -> int:

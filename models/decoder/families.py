@@ -42,13 +42,6 @@ class Family:
     served_by_vllm: bool = False
     """Whether the blocks are those of vLLM's Llama."""
 
-    @staticmethod
-    def window(config: Any, layer: int) -> int | None:
-        """Sliding window of a teacher's layer; None for full attention."""
-        width: int | None = getattr(config, "sliding_window", None)
-        types: list[str] | None = getattr(config, "layer_types", None)
-        return width if types is None or types[layer] == "sliding_attention" else None
-
 
 FAMILIES: Registry[Family] = Registry("family")
 for _name in ("llama", "mistral", "qwen2", "qwen3"):
@@ -78,14 +71,9 @@ def is_supported(config: Any) -> bool:
     )
 
 
-def check_family(kind: str) -> None:
-    """Raise ConfigError for a model type that is no family."""
-    if kind not in FAMILIES:
+def family_of(model_type: str) -> Family:
+    """The family of a model type; ConfigError if it is none."""
+    if model_type not in FAMILIES:
         known = ", ".join(FAMILIES)
-        raise ConfigError(f"teacher architecture '{kind}' is not supported; supported: {known}")
-
-
-def family_of(config: Any) -> Family:
-    """The family of a teacher's config. Raises as `check_family`."""
-    check_family(config.model_type)
-    return FAMILIES[config.model_type]
+        raise ConfigError(f"teacher architecture '{model_type}' is not supported; supported: {known}")
+    return FAMILIES[model_type]

@@ -66,7 +66,7 @@ class StudentModel(StudentPreTrainedModel):
     def __init__(self, config: StudentConfig, built: Any = None) -> None:
         super().__init__(config)
         base = config.base
-        self.family = family_of(base)
+        self.family = family_of(base.model_type)
         if built is None:
             base._attn_implementation = attention_of(base, config._attn_implementation)
             built = AutoModel.from_config(base)

@@ -1,6 +1,6 @@
 """Unsupported vLLM options and students, rejected before vLLM starts its workers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from transformers import AutoConfig
@@ -8,7 +8,6 @@ from transformers import AutoConfig
 from evalsuite.foundation import ConfigError, MissingDependencyError
 from evalsuite.models.decoder import StudentConfig
 from evalsuite.models.decoder.families import FAMILIES, family_of
-from evalsuite.models.mixers import MIXERS, StateKind
 from evalsuite.models.vllm_plugin.meta_model import build_meta_mixers
 from evalsuite.models.vllm_plugin.sharding import validate_heads, validate_options
 
@@ -43,8 +42,12 @@ class StudentConfigVerifier:
     def verify_and_update_model_config(model_config: Any) -> None:
         """Set `layer_types`, by which vLLM counts attention and recurrent layers."""
         config = student_config(model_config.hf_config)
+        recurrent = [each == "linear_attention" for each in config.layer_types]
+        # A sliding window counts as full attention, because the layer itself declares its window. A student
+        # without recurrent layers uses "attention": with the other names vLLM 0.26 would expect states.
+        attention = "full_attention" if any(recurrent) else "attention"
         # Not by assignment: a field of the teacher's config would be written there.
-        vars(config)["layer_types"] = layer_types(config.mixers)
+        vars(config)["layer_types"] = ["linear_attention" if each else attention for each in recurrent]
 
 
 UNSUPPORTED_ARGS = {
@@ -74,17 +77,6 @@ def student_config(config: Any) -> StudentConfig:
     return config
 
 
-def layer_types(mixers: Sequence[str]) -> list[str]:
-    """Return vLLM's `layer_types` for a list of mixers.
-
-    A sliding window counts as full attention, because the layer itself declares its window. A student without
-    recurrent layers uses "attention": with the other names vLLM 0.26 would expect states.
-    """
-    recurrent = [StateKind.RECURRENT in MIXERS[mixer].state_kind for mixer in mixers]
-    attention = "full_attention" if any(recurrent) else "attention"
-    return ["linear_attention" if is_recurrent else attention for is_recurrent in recurrent]
-
-
 def refuse_students(problem: str) -> None:
     """Make loading a student's config in this process raise MissingDependencyError(problem)."""
 
@@ -102,7 +94,7 @@ def validate_student(config: Any, tp_size: int) -> None:
         raise ConfigError(
             f"vLLM's MLP of Llama-style models supports silu, not '{activation}'; use --engine torch"
         )
-    if not family_of(config.base).served_by_vllm:
+    if not family_of(config.base.model_type).served_by_vllm:
         served = [name for name, family in FAMILIES.items() if family.served_by_vllm]
         raise ConfigError(
             f"students of {config.base.model_type} teachers cannot be served by vLLM, only those of "

@@ -190,7 +190,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     train_state = select_strategy(student)(options.mixer, student, dtype, {stage.trainable_set})
     train_state.begin_stage(stage)
     step = TrainStep(teacher, [train_state], stage, group, cuda_graphs=not options.eager)
-    batch = random_batch(options, cost.vocab_size, group)
+    batch = random_batch(options, cost.config.vocab_size, group)
     _say(group, f"models built after {time.perf_counter() - began:.1f} s")
     seconds, losses = [], []
     for number in range(options.warmup + options.steps):

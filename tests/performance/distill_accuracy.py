@@ -65,7 +65,7 @@ def _layer(bench: Bench, mixer: str) -> dict[str, float]:
             train_state = bench.student(mixer, stage, dtype)
             layer: Any = train_state.model.model.layers[0].self_attn
             generator = torch.Generator(bench.device).manual_seed(1)
-            size = (2, bench.seq_len, bench.shape.hidden_size)
+            size = (2, bench.seq_len, bench.shape.config.hidden_size)
             x, weight = (torch.randn(size, generator=generator, device=bench.device) for _ in range(2))
             with torch.no_grad():
                 # Initial weights, many of which are zero, would hide missing gradients.
@@ -91,7 +91,7 @@ def _layer(bench: Bench, mixer: str) -> dict[str, float]:
 
 def _loss(bench: Bench) -> dict[str, float]:
     """The fused loss on logits as peaked as those of a language model."""
-    vocab_size, hidden_size = bench.shape.vocab_size, bench.shape.hidden_size
+    vocab_size, hidden_size = bench.shape.config.vocab_size, bench.shape.config.hidden_size
     tokens = min(2048, bench.seq_len)
     generator = torch.Generator(bench.device).manual_seed(2)
     hidden, teacher = (

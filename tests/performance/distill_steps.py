@@ -127,14 +127,16 @@ class Bench:
 
     def flops_per_token(self, objective: str, mixers: Sequence[str]) -> float:
         """FLOPs of teacher and students."""
-        teacher, layers = self.reference.config, self.shape.num_hidden_layers
+        teacher, layers = self.reference.config, self.shape.config.num_hidden_layers
         students = [ModelCost.of(student_config(teacher, [name] * layers, {}, "qkvo")) for name in mixers]
         return self.stage(objective).flops_per_token(self.shape, students)
 
     def tokens(self, seed: int, batch_size: int) -> tuple[Tensor, Tensor]:
         """Random input ids and labels [batch_size, T], identical in every process."""
         generator = torch.Generator().manual_seed(seed)
-        drawn = torch.randint(0, self.shape.vocab_size, (batch_size, self.seq_len + 1), generator=generator)
+        drawn = torch.randint(
+            0, self.shape.config.vocab_size, (batch_size, self.seq_len + 1), generator=generator
+        )
         return drawn[:, :-1].contiguous().to(self.device), drawn[:, 1:].contiguous().to(self.device)
 
     def global_batch(self, micro_batch_size: int, *, seed: int, batch_size: int) -> GlobalBatch:

@@ -9,7 +9,7 @@ from transformers import GPT2Config, LlamaConfig, PreTrainedConfig, PreTrainedMo
 
 from evalsuite.foundation import ConfigError
 from evalsuite.models import build_student
-from evalsuite.models.checkpoints.positions import check_max_length, is_recurrent, stated_positions
+from evalsuite.models.checkpoints.positions import check_max_length, stated_positions
 from evalsuite.models.engines import ENGINES, engine_type
 from evalsuite.models.inference import EngineType, GenerateRequest, SamplingParams, ScoreRequest
 from evalsuite.models.inference.torch.engine import TorchEngine
@@ -24,14 +24,14 @@ def student(build: Callable[..., Any], mixers: list[str], **options: Any) -> Pre
 
 def test_what_has_no_positions(build: Callable[..., Any]) -> None:
     three = ["gated_deltanet"] * 3
-    assert is_recurrent(student(build, three).config)
-    assert not is_recurrent(student(build, [*three[:2], "softmax"]).config)
-    assert not is_recurrent(student(build, [*three[:2], "sliding_window"]).config)
-    assert not is_recurrent(student(build, ["linear_attention"] * 3).config)
+    assert student(build, three).config.is_recurrent
+    assert not student(build, [*three[:2], "softmax"]).config.is_recurrent
+    assert not student(build, [*three[:2], "sliding_window"]).config.is_recurrent
+    assert not student(build, ["linear_attention"] * 3).config.is_recurrent
     rotated = {"gated_deltanet": {"rotary": True}}
-    assert not is_recurrent(student(build, three, **rotated).config)
+    assert not student(build, three, **rotated).config.is_recurrent
     windowed = {"gated_deltanet": {"window": 4}}
-    assert not is_recurrent(student(build, three, **windowed).config)
+    assert not student(build, three, **windowed).config.is_recurrent
 
 
 def rope(kind: str) -> LlamaConfig:
