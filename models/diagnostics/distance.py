@@ -6,7 +6,7 @@ counts together: a token class, a position bucket, or both (`models.diagnostics.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -17,21 +17,9 @@ from torch.nn.functional import linear, log_softmax
 
 from evalsuite.foundation import ConfigError, DataError
 from evalsuite.models.decoder.head import LanguageModelHead
+from evalsuite.models.inference.batching import make_length_batches, pad_right, to_device
 from evalsuite.models.inference.proof import largest_deviation
 
-MEASURES = (
-    "tokens",
-    "kl",
-    "agreement",
-    "teacher_nll",
-    "student_nll",
-    "teacher_right",
-    "student_right",
-    "retained",
-)
-"""Columns of `compare_models`: sums over the tokens of one document and group."""
-COUNTS = ("tokens", "agreement", "teacher_right", "student_right", "retained")
-"""Those that count tokens."""
 MULTIPLE = 64
 """Batches are padded to a multiple of so many tokens, so that few shapes occur."""
 
@@ -94,6 +82,12 @@ class DocumentDistance:
     retained: int
 
 
+MEASURES = tuple(field.name for field in fields(DocumentDistance))[3:]
+"""Columns of `compare_models`: sums over the tokens of one document and group."""
+COUNTS = tuple(field.name for field in fields(DocumentDistance) if field.type is int)[1:]
+"""Those that count tokens."""
+
+
 def compare_logits(teacher: Tensor, student: Tensor, target: Tensor) -> Tensor:
     """Compare next-token distributions position by position, in float32.
 
@@ -131,15 +125,7 @@ def batched(lengths: Sequence[int], tokens: int) -> list[list[int]]:
     Returns:
         Lists of places in `lengths`; every place is in exactly one.
     """
-    order = sorted(range(len(lengths)), key=lambda place: -lengths[place])
-    found: list[list[int]] = []
-    for place in order:
-        longest = lengths[found[-1][0]] if found else 0
-        if found and padded(longest) * (len(found[-1]) + 1) <= tokens:
-            found[-1].append(place)
-        else:
-            found.append([place])
-    return found
+    return make_length_batches([padded(length) for length in lengths], max_tokens=tokens, min_tokens=tokens)
 
 
 @torch.inference_mode()
@@ -189,7 +175,7 @@ def compare_models(
     step = max(1, logits // head.vocabulary)
     for places in batched([len(passage.tokens) for passage in passages], batch_tokens):
         batch = [passages[place] for place in places]
-        tokens, rows, targets, cells = (each.to(head.device) for each in _collate(batch, groups))
+        tokens, rows, targets, cells = _collate(batch, groups, head.device)
         hidden = head.hidden(tokens)[rows]
         sums = {}
         for name, student in students.items():
@@ -246,20 +232,22 @@ def padded(length: int) -> int:
     return -(-length // MULTIPLE) * MULTIPLE
 
 
-def _collate(batch: Sequence[Passage], groups: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _collate(
+    batch: Sequence[Passage], groups: int, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Tokens [B, T]; and per compared token its row of the flattened hidden states, its id and its cell."""
     # The last token is predicted and never read.
-    width = padded(max(len(passage.tokens) for passage in batch) - 1)
-    tokens = np.zeros((len(batch), width), dtype=np.int64)
+    tokens, _ = pad_right([passage.tokens[:-1] for passage in batch], device, MULTIPLE)
     rows, targets, cells = [], [], []
     for number, passage in enumerate(batch):
-        length = len(passage.tokens)
-        tokens[number, : length - 1] = passage.tokens[:-1]
-        rows.append(number * width + np.arange(passage.first - 1, length - 1))
+        start = number * tokens.shape[1] - 1
+        rows.append(start + np.arange(passage.first, len(passage.tokens)))
         targets.append(passage.tokens[passage.first :])
         cells.append(number * groups + np.asarray(passage.groups, dtype=np.int64))
-    joined = (np.concatenate(each).astype(np.int64) for each in (rows, targets, cells))
-    return torch.from_numpy(tokens), *(torch.from_numpy(each) for each in joined)  # type: ignore[return-value]
+    places, ids, found = (
+        to_device(np.concatenate(each).astype(np.int64), device) for each in (rows, targets, cells)
+    )
+    return tokens, places, ids, found
 
 
 def _rows(

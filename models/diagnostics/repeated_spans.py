@@ -19,7 +19,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from evalsuite.foundation import DataError
-from evalsuite.models.diagnostics.distance import SplitModel, batched, padded
+from evalsuite.models.diagnostics.distance import MULTIPLE, SplitModel, batched
+from evalsuite.models.inference.batching import pad_right, to_device
 
 CUE = 4
 """Tokens of the second occurrence that are not scored: they say which span it is."""
@@ -117,17 +118,10 @@ def span_scores(model: Any, spans: Sequence[RepeatedSpan], *, batch_tokens: int 
     right: dict[int, NDArray[np.bool_]] = {}
     gain: dict[int, NDArray[np.float64]] = {}
     for places in batched([len(span.tokens) for span in spans], batch_tokens):
-        width = padded(max(len(spans[place].tokens) for place in places))
-        tokens = np.zeros((len(places), width), dtype=np.int64)
-        for row, place in enumerate(places):
-            tokens[row, : len(spans[place].tokens)] = spans[place].tokens
+        tokens, _ = pad_right([spans[place].tokens for place in places], split.device, MULTIPLE)
         scored = [spans[place].scored.flatten() for place in places]
-        hits, nll = _predictions(
-            split,
-            split.hidden(torch.from_numpy(tokens).to(split.device)),
-            np.concatenate([row * width + each - 1 for row, each in enumerate(scored)]),
-            np.concatenate([tokens[row, each] for row, each in enumerate(scored)]),
-        )
+        rows = np.concatenate([row * tokens.shape[1] + each for row, each in enumerate(scored)])
+        hits, nll = _predictions(split, tokens, to_device(rows, split.device))
         ends = np.cumsum([len(each) for each in scored])[:-1]
         for place, hit, loss in zip(places, np.split(hits, ends), np.split(nll, ends), strict=True):
             if not np.isfinite(loss).all():
@@ -141,20 +135,14 @@ def span_scores(model: Any, spans: Sequence[RepeatedSpan], *, batch_tokens: int 
 
 
 def _predictions(
-    split: SplitModel, hidden: Tensor, rows: NDArray[np.int64], targets: NDArray[np.int64]
+    split: SplitModel, tokens: Tensor, places: Tensor
 ) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
-    """Whether each target [N] is the most likely token, and its negative log-probability in nats.
-
-    Args:
-        hidden: [B · T, width].
-        rows: [N] rows of the hidden states that predict the targets.
-    """
+    """Whether each token of [B, T] at flattened `places` [N] is the most likely one, and its negative
+    log-probability in nats."""
+    hidden, targets = split.hidden(tokens)[places - 1], tokens.flatten()[places]
     hits, losses = [], []
-    for start in range(0, len(rows), ROWS):
-        place, target = (
-            torch.from_numpy(each[start : start + ROWS]).to(split.device) for each in (rows, targets)
-        )
-        logits = split.logits(hidden[place])
+    for rows, target in zip(hidden.split(ROWS), targets.split(ROWS), strict=True):
+        logits = split.logits(rows)
         hits.append(logits.argmax(-1) == target)
         losses.append(cross_entropy(logits.float(), target, reduction="none").double())
     return torch.cat(hits).cpu().numpy(), torch.cat(losses).cpu().numpy()

@@ -5,7 +5,6 @@ Everything is reduced on the device; what leaves it is a few numbers per documen
 """
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from evalsuite.foundation import ConfigError, DataError
 from evalsuite.models.decoder import StudentForCausalLM
+from evalsuite.models.decoder.block import LayerActivations
 from evalsuite.models.diagnostics.distance import batched
 from evalsuite.models.diagnostics.state_analysis import (
     effective_rank,
@@ -26,6 +26,7 @@ from evalsuite.models.diagnostics.state_analysis import (
     weight_share,
     write_norm,
 )
+from evalsuite.models.inference.batching import pad_right
 from evalsuite.models.mixers import RecurrentMixer, SoftmaxMixer
 from evalsuite.models.ops.numerics import soft_capped
 
@@ -88,13 +89,13 @@ class LayerProbe:
 
     layer: int
     mixer: str
-    log_decay: Array | None
-    slowest_log_decay: Array | None
-    beta: Array | None
-    write: Array | None
-    norm: Array | None
-    rank: Array | None
-    retained: Array | None
+    log_decay: Array | None = None
+    slowest_log_decay: Array | None = None
+    beta: Array | None = None
+    write: Array | None = None
+    norm: Array | None = None
+    rank: Array | None = None
+    retained: Array | None = None
     readout: Array
 
 
@@ -119,23 +120,6 @@ class DocumentProbe:
     layers: tuple[LayerProbe, ...]
 
 
-def probed_layers(student: Any) -> dict[int, str]:
-    """Index → mixer of the recurrent layers of a model.
-
-    Raises:
-        ConfigError: it has none.
-    """
-    layers = student.model.layers if isinstance(student, StudentForCausalLM) else ()
-    found = {
-        number: layer.self_attn.name
-        for number, layer in enumerate(layers)
-        if isinstance(layer.self_attn, RecurrentMixer)
-    }
-    if not found:
-        raise ConfigError("this model has no recurrent layer, so there is no state to probe")
-    return found
-
-
 @torch.no_grad()
 def probe_states(
     student: StudentForCausalLM, haystacks: Sequence[Haystack], *, batch_tokens: int = 16_384
@@ -157,30 +141,33 @@ def probe_states(
         ConfigError: the model has no recurrent layer.
         DataError: a number is not finite; the message names document and layer.
     """
-    probed_layers(student)
+    mixers = (
+        [block.self_attn for block in student.model.layers] if isinstance(student, StudentForCausalLM) else []
+    )
+    if not any(isinstance(mixer, RecurrentMixer) for mixer in mixers):
+        raise ConfigError("this model has no recurrent layer, so there is no state to probe")
     for places in batched([len(each.tokens) for each in haystacks], batch_tokens):
-        batch = _Batch([haystacks[place] for place in places], student.device)
-        with _recording(student, batch) as layers:
-            output = student(input_ids=batch.tokens, use_cache=False, logits_to_keep=batch.predicting)
-        yield from batch.results(layers, output.logits)
+        batch = _Batch([haystacks[place] for place in places], mixers, student.device)
+        output = student(
+            input_ids=batch.tokens, use_cache=False, logits_to_keep=batch.predicting, observe=batch.probe
+        )
+        yield from batch.results(output.logits)
 
 
 class _Batch:
-    """Haystacks padded to one length, and where their parts are."""
+    """Haystacks padded to one length, where their parts are, and the numbers of the layers."""
 
-    def __init__(self, haystacks: Sequence[Haystack], device: torch.device) -> None:
-        self.haystacks = haystacks
+    def __init__(self, haystacks: Sequence[Haystack], mixers: Sequence[Any], device: torch.device) -> None:
+        self.haystacks, self.mixers = haystacks, mixers
+        self.layers: dict[int, tuple[str, dict[str, Tensor]]] = {}
+        """Name of the mixer and numbers of each layer that is probed."""
         # The last token of an answer is predicted and never read.
         lengths = [len(each.tokens) - 1 for each in haystacks]
-        width = max(lengths)
-        rows = [
-            [*each.tokens[:-1], *[0] * (width - length)]
-            for each, length in zip(haystacks, lengths, strict=True)
-        ]
-        self.tokens = torch.tensor(rows, device=device)
+        self.tokens, _ = pad_right([each.tokens[:-1] for each in haystacks], device)
+        width = self.tokens.shape[1]
         self.bounds = torch.tensor([each.bounds for each in haystacks])
         place = torch.arange(width)[None]
-        starts = torch.cat([torch.zeros(len(rows), 1, dtype=torch.long), self.bounds[:, :-1]], 1)
+        starts = torch.cat([torch.zeros(len(haystacks), 1, dtype=torch.long), self.bounds[:, :-1]], 1)
         inside = (place[:, :, None] >= starts[:, None]) & (place[:, :, None] < self.bounds[:, None])
         self.segments = inside.float().to(device)
         """Whether a token is part of a segment: [B, T, S]."""
@@ -201,6 +188,15 @@ class _Batch:
         self.predicting = torch.cat(answers).unique().to(device)
         """Positions whose logits predict a token of some answer, in ascending order."""
 
+    def probe(self, number: int, activations: LayerActivations) -> None:
+        """Probe a layer, as an `Observer`."""
+        mixer = self.mixers[number]
+        if isinstance(mixer, RecurrentMixer | SoftmaxMixer):
+            measure = _recurrent if isinstance(mixer, RecurrentMixer) else _softmax
+            numbers = measure(mixer, activations.input, activations.position_embeddings, self)
+            self.check(numbers["readout"], "readout", number)
+            self.layers[number] = mixer.name, numbers
+
     def check(self, x: Tensor, what: str, layer: int) -> Tensor:
         """Return `x` [B, …]; raise DataError if a number is not finite."""
         finite = x.flatten(1).isfinite().all(1).tolist()
@@ -218,13 +214,11 @@ class _Batch:
         """Mean over the reading tokens, [B, H, Q] → [B, H]."""
         return torch.einsum("bhq,bq->bh", share, self.read_weights)
 
-    def results(
-        self, layers: dict[int, tuple[str, dict[str, Tensor]]], logits: Tensor
-    ) -> Iterator[DocumentProbe]:
+    def results(self, logits: Tensor) -> Iterator[DocumentProbe]:
         """Results of the documents from the numbers of the layers and the logits at `predicting`."""
         found = {
             number: (name, {key: value.float().cpu().numpy() for key, value in values.items()})
-            for number, (name, values) in sorted(layers.items())
+            for number, (name, values) in sorted(self.layers.items())
         }
         for row, haystack in enumerate(self.haystacks):
             answer = torch.tensor(haystack.tokens[haystack.answer :], device=logits.device)
@@ -239,47 +233,10 @@ class _Batch:
                 answer_right=int((predicted.argmax(-1) == answer).sum()),
                 answer_logprob=float(logprob),
                 layers=tuple(
-                    _layer(number, name, {key: value[row] for key, value in values.items()})
+                    LayerProbe(layer=number, mixer=name, **{key: value[row] for key, value in values.items()})
                     for number, (name, values) in found.items()
                 ),
             )
-
-
-def _layer(number: int, mixer: str, values: dict[str, Array]) -> LayerProbe:
-    names = ("log_decay", "slowest_log_decay", "beta", "write", "norm", "rank", "retained")
-    return LayerProbe(
-        layer=number,
-        mixer=mixer,
-        readout=values["readout"],
-        **{name: values.get(name) for name in names},
-    )
-
-
-@contextmanager
-def _recording(
-    student: StudentForCausalLM, batch: _Batch
-) -> Iterator[dict[int, tuple[str, dict[str, Tensor]]]]:
-    """Probe every layer right before it runs: layer → name of the mixer and its numbers."""
-    found: dict[int, tuple[str, dict[str, Tensor]]] = {}
-    hooks = []
-    for number, layer in enumerate(student.model.layers):
-        mixer: Any = layer.self_attn
-        is_probed = isinstance(mixer, RecurrentMixer | SoftmaxMixer)
-
-        def record(module: Any, _: object, arguments: dict[str, Any], number: int = number) -> None:
-            probe = _recurrent if isinstance(module, RecurrentMixer) else _softmax
-            x, positions = arguments["hidden_states"], arguments["position_embeddings"]
-            numbers = probe(module, x, positions, batch)
-            batch.check(numbers["readout"], "readout", number)
-            found[number] = module.name, numbers
-
-        if is_probed:
-            hooks.append(mixer.register_forward_pre_hook(record, with_kwargs=True))
-    try:
-        yield found
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def _recurrent(

@@ -97,3 +97,15 @@ def to_device(array: np.ndarray, device: torch.device) -> Tensor:
     """Copy an array to the device; through pinned memory on CUDA, so that the host does not block."""
     tensor = torch.from_numpy(array)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
+
+
+def pad_right(
+    rows: Sequence[Sequence[int] | np.ndarray], device: torch.device, multiple: int = 1
+) -> tuple[Tensor, Tensor]:
+    """Return token ids [R, T] padded with 0 on the right, T a multiple of `multiple`, and lengths [R]; no row
+    may be empty."""
+    lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
+    tokens = np.zeros((len(rows), -(-lengths.max() // multiple) * multiple), dtype=np.int64)
+    for number, row in enumerate(rows):
+        tokens[number, : len(row)] = row
+    return to_device(tokens, device), to_device(lengths, device)

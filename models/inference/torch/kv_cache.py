@@ -4,11 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from evalsuite.models.inference.batching import to_device
 from evalsuite.models.inference.torch.unpadding import UnpaddedLayout
 from evalsuite.models.ops.recurrence import OWN, StateAccess
 
@@ -202,12 +200,3 @@ class _BranchingLayer:
         if tensor.shape[0] == 1:
             return tensor.expand(self.parent_rows.shape[0], *tensor.shape[1:])
         return tensor.index_select(0, self.parent_rows)
-
-
-def pad_right(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return token ids [R, T] padded with 0 on the right, and lengths [R]; no row may be empty."""
-    lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
-    tokens = np.zeros((len(rows), lengths.max()), dtype=np.int64)
-    for number, row in enumerate(rows):
-        tokens[number, : len(row)] = row
-    return to_device(tokens, device), to_device(lengths, device)

@@ -13,11 +13,11 @@ from transformers import PreTrainedModel
 from evalsuite.models.decoder import StudentModel
 from evalsuite.models.decoder.cache import CACHE
 from evalsuite.models.decoder.head import LanguageModelHead
-from evalsuite.models.inference.batching import to_device
+from evalsuite.models.inference.batching import pad_right, to_device
 from evalsuite.models.inference.proof import UnsupportedModelError, largest_deviation
 from evalsuite.models.inference.torch.attention import AttentionOverride
 from evalsuite.models.inference.torch.joined_projections import join_projections
-from evalsuite.models.inference.torch.kv_cache import BranchingCache, KVCache, pad_right
+from evalsuite.models.inference.torch.kv_cache import BranchingCache, KVCache
 from evalsuite.models.inference.torch.norms import replace_norms
 from evalsuite.models.inference.torch.unpadding import make_unpadded_layout
 from evalsuite.models.mixers import Mixer, SoftmaxMixer
