@@ -83,7 +83,7 @@ def leaking_recurrence(inputs: "RecurrenceInputs") -> "tuple[Tensor, Tensor]":
     from evalsuite.models.ops.recurrence import compute_recurrence
 
     assert inputs.initial_state is None
-    o, last = compute_recurrence(inputs.as_one_row(cu_seqlens=None))
+    o, last = compute_recurrence(inputs.with_tokens(lambda x: x.flatten(0, 1)[None], cu_seqlens=None))
     return o.view(inputs.v.shape), last
 
 

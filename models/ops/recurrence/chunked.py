@@ -17,7 +17,9 @@ whose only loop runs over the chunks of the longest sequence.
 """
 
 import itertools
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,7 +44,8 @@ def chunked(inputs: RecurrenceInputs, chunk_size: int | None = None) -> tuple[Te
     chunk_size = chunk_size or min(MAX_CHUNK_SIZE, next_power_of_2(width))
     chunk_size = min(chunk_size, next_power_of_2(length))
     if inputs.cu_seqlens is None:
-        layout = fixed_layout(batch, length, chunk_size)
+        num_active = (batch,) * -(-length // chunk_size)
+        layout = ChunkLayout(batch=batch, length=length, chunk_size=chunk_size, num_active=num_active)
     else:
         layout = packed_layout(inputs.cu_seqlens, length, chunk_size)
     state = inputs.state()
@@ -101,12 +104,6 @@ class ChunkLayout:
         return x.reshape(-1, *x.shape[2:])[self.token_to_slot].unsqueeze(0)
 
 
-def fixed_layout(batch: int, length: int, chunk_size: int) -> ChunkLayout:
-    """Layout of `batch` sequences of equal length."""
-    num_steps = -(-length // chunk_size)
-    return ChunkLayout(batch=batch, length=length, chunk_size=chunk_size, num_active=(batch,) * num_steps)
-
-
 def packed_layout(cu_seqlens: Tensor, length: int, chunk_size: int) -> ChunkLayout:
     """Layout of sequences packed into one row; each sequence starts a new chunk."""
     bounds = cu_seqlens.tolist()
@@ -155,13 +152,12 @@ def _run_chunks(
         q_in, k_out = q * decay, k * (end - log_decay).exp()
         k_in = k * decay if beta is not None else k
         carry = end.exp().transpose(-1, -2)
-    if beta is None or strict is None:
-        before, state = _carry_writes(layout, k_out.transpose(-1, -2) @ v, carry, state)
-        return scores @ v + q_in @ before, state
-    targets = torch.cat([v, k_in], -1) * beta.unsqueeze(-1)
-    solved = torch.linalg.solve_triangular(strict, targets, upper=False, unitriangular=True)
-    writes, reads = solved.split([v.shape[-1], k.shape[-1]], -1)
-    before, writes, state = _carry_corrections(layout, k_out.transpose(-1, -2), writes, reads, carry, state)
+    writes, reads = v, None
+    if beta is not None and strict is not None:
+        targets = torch.cat([v, k_in], -1) * beta.unsqueeze(-1)
+        solved = torch.linalg.solve_triangular(strict, targets, upper=False, unitriangular=True)
+        writes, reads = solved.split([v.shape[-1], k.shape[-1]], -1)
+    before, writes, state = _carry_state(layout, k_out.transpose(-1, -2), writes, reads, carry, state)
     return scores @ writes + q_in @ before, state
 
 
@@ -230,69 +226,41 @@ def _channel_scores(rows: Tensor, k: Tensor, cumulative_decay: Tensor) -> Tensor
     return triangles.squeeze(-3)
 
 
-def _carry_writes(
-    layout: ChunkLayout, writes: Tensor, carry: Tensor | None, state: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Carry the state over the chunks with the additive rule.
-
-    Args:
-        writes: sum of the writes of each chunk [M, H, K, V]; carry: decay over each chunk [M, H, K or 1, 1].
-
-    Returns:
-        The state before each chunk [M, H, K, V] and the final state of each sequence.
-    """
-    state = _sorted(layout, state)
-    before: list[Tensor] = []
-    finished: list[Tensor] = []
-    decays = None if carry is None else carry.split(layout.num_active)
-    for n, added in enumerate(writes.split(layout.num_active)):
-        state, finished = _split_finished(state, layout.num_active[n], finished)
-        before.append(state)
-        state = state + added if decays is None else state * decays[n] + added
-    return torch.cat(before), _unsorted(layout, state, finished)
-
-
-def _carry_corrections(
-    layout: ChunkLayout, k_out: Tensor, writes: Tensor, reads: Tensor, carry: Tensor | None, state: Tensor
+def _carry_state(
+    layout: ChunkLayout, k: Tensor, writes: Tensor, reads: Tensor | None, carry: Tensor | None, state: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Carry the state over the chunks with the delta rule.
+    """Carry the state over the chunks.
 
     Args:
-        k_out: keys [M, H, K, C]; writes: writes [M, H, C, V] for an empty initial state; reads: [M, H, C, K],
-            correction of the writes per unit of state.
+        k: keys [M, H, K, C].
+        writes: [M, H, C, V]; with the delta rule those for an empty initial state.
+        reads: correction of the delta rule's writes per unit of state [M, H, C, K]; None: the additive rule.
+        carry: decay over each chunk [M, H, K or 1, 1].
 
     Returns:
-        The state before each chunk, the writes of each chunk, the final state of each sequence.
+        The state before each chunk [M, H, K, V], the writes of each chunk, the final state of each sequence.
     """
-    state = _sorted(layout, state)
+
+    def by_step(x: Tensor | None) -> Iterable[Any]:
+        return itertools.repeat(None) if x is None else x.split(layout.num_active)
+
     before: list[Tensor] = []
     corrected: list[Tensor] = []
+    # States of sequences without further chunks, by descending length.
     finished: list[Tensor] = []
-    decays = None if carry is None else carry.split(layout.num_active)
-    parts = (x.split(layout.num_active) for x in (k_out, writes, reads))
-    for n, (keys, uncorrected, read) in enumerate(zip(*parts, strict=True)):
-        state, finished = _split_finished(state, layout.num_active[n], finished)
+    if layout.order is not None:
+        state = state[layout.order]
+    sums = k @ writes if reads is None else None
+    steps = zip(layout.num_active, *map(by_step, (k, writes, reads, sums, carry)), strict=False)
+    for num_active, key, write, read, added, decay in steps:
+        if num_active < state.shape[0]:
+            state, finished = state[:num_active], [state[num_active:], *finished]
         before.append(state)
-        write = uncorrected - read @ state
-        corrected.append(write)
-        state = keys @ write + (state if decays is None else state * decays[n])
-    return torch.cat(before), torch.cat(corrected), _unsorted(layout, state, finished)
-
-
-def _sorted(layout: ChunkLayout, state: Tensor) -> Tensor:
-    return state if layout.order is None else state[layout.order]
-
-
-def _split_finished(state: Tensor, num_active: int, finished: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-    """Split off the states of sequences without further chunks; `finished` has descending lengths."""
-    if num_active == state.shape[0]:
-        return state, finished
-    return state[:num_active], [state[num_active:], *finished]
-
-
-def _unsorted(layout: ChunkLayout, state: Tensor, finished: list[Tensor]) -> Tensor:
-    if layout.order is None:
-        return state
-    inverse = torch.empty_like(layout.order)
-    inverse[layout.order] = torch.arange(layout.order.numel(), device=layout.order.device)
-    return torch.cat([state, *finished])[inverse]
+        if read is not None:
+            write = write - read @ state
+            corrected.append(write)
+            added = key @ write
+        state = added + (state if decay is None else state * decay)
+    if layout.order is not None:
+        state = torch.cat([state, *finished])[layout.order.argsort()]
+    return torch.cat(before), writes if reads is None else torch.cat(corrected), state

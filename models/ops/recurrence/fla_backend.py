@@ -22,7 +22,7 @@ from evalsuite.foundation import ConfigError
 from evalsuite.models.ops.recurrence.inputs import DecayShape, RecurrenceInputs
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Kernel:
     """A function of fla and the form in which it takes the decay."""
 
@@ -34,17 +34,13 @@ class Kernel:
     """Decay shape that the keyword takes; a coarser decay is broadcast, which is the same algebra."""
 
 
-LINEAR = Kernel(name="chunk_simple_gla", module="fla.ops.simple_gla")
-RETENTION = Kernel(
-    name="chunk_simple_gla", module="fla.ops.simple_gla", keyword="g_gamma", decay_shape="head"
-)
-SIMPLE_GLA = Kernel(name="chunk_simple_gla", module="fla.ops.simple_gla", keyword="g", decay_shape="scalar")
-GLA = Kernel(name="chunk_gla", module="fla.ops.gla", keyword="g", decay_shape="channel")
-DELTA = Kernel(name="chunk_delta_rule", module="fla.ops.delta_rule")
-GATED_DELTA = Kernel(
-    name="chunk_gated_delta_rule", module="fla.ops.gated_delta_rule", keyword="g", decay_shape="scalar"
-)
-KDA = Kernel(name="chunk_kda", module="fla.ops.kda", keyword="g", decay_shape="channel")
+LINEAR = Kernel("chunk_simple_gla", "fla.ops.simple_gla")
+RETENTION = Kernel("chunk_simple_gla", "fla.ops.simple_gla", "g_gamma", "head")
+SIMPLE_GLA = Kernel("chunk_simple_gla", "fla.ops.simple_gla", "g", "scalar")
+GLA = Kernel("chunk_gla", "fla.ops.gla", "g", "channel")
+DELTA = Kernel("chunk_delta_rule", "fla.ops.delta_rule")
+GATED_DELTA = Kernel("chunk_gated_delta_rule", "fla.ops.gated_delta_rule", "g", "scalar")
+KDA = Kernel("chunk_kda", "fla.ops.kda", "g", "channel")
 
 # (decay shape, delta rule) → kernel.
 KERNELS: dict[tuple[DecayShape, bool], Kernel] = {
@@ -59,25 +55,23 @@ KERNELS: dict[tuple[DecayShape, bool], Kernel] = {
 }
 
 PER_CHANNEL_FALLBACK: dict[Kernel, Kernel] = {SIMPLE_GLA: GLA, GATED_DELTA: KDA, DELTA: KDA}
-"""Kernels with a decay per channel that replace those for which `needs_fallback` is true."""
+"""Kernels with a decay per channel that replace those without a usable backward pass."""
 
 MAX_RECURRENT_LENGTH = 128
 """Largest length that the token-by-token kernels process."""
 
-_SIMPLE, _DELTA = "fused_recurrent_simple_gla", "fused_recurrent_gated_delta_rule"
-_FROM, _FROM_DELTA = "fla.ops.simple_gla", "fla.ops.gated_delta_rule"
+_SIMPLE = "fused_recurrent_simple_gla", "fla.ops.simple_gla"
+_DELTA = "fused_recurrent_gated_delta_rule", "fla.ops.gated_delta_rule"
 
 RECURRENT_KERNELS: dict[tuple[DecayShape, bool], Kernel] = {
-    ("none", False): Kernel(name=_SIMPLE, module=_FROM),
-    ("head", False): Kernel(name=_SIMPLE, module=_FROM, keyword="g_gamma", decay_shape="head"),
-    ("scalar", False): Kernel(name=_SIMPLE, module=_FROM, keyword="g", decay_shape="scalar"),
-    ("channel", False): Kernel(
-        name="fused_recurrent_gla", module="fla.ops.gla", keyword="gk", decay_shape="channel"
-    ),
-    ("none", True): Kernel(name=_DELTA, module=_FROM_DELTA),
-    ("head", True): Kernel(name=_DELTA, module=_FROM_DELTA, keyword="g", decay_shape="scalar"),
-    ("scalar", True): Kernel(name=_DELTA, module=_FROM_DELTA, keyword="g", decay_shape="scalar"),
-    ("channel", True): Kernel(name=_DELTA, module=_FROM_DELTA, keyword="gk", decay_shape="channel"),
+    ("none", False): Kernel(*_SIMPLE),
+    ("head", False): Kernel(*_SIMPLE, "g_gamma", "head"),
+    ("scalar", False): Kernel(*_SIMPLE, "g", "scalar"),
+    ("channel", False): Kernel("fused_recurrent_gla", "fla.ops.gla", "gk", "channel"),
+    ("none", True): Kernel(*_DELTA),
+    ("head", True): Kernel(*_DELTA, "g", "scalar"),
+    ("scalar", True): Kernel(*_DELTA, "g", "scalar"),
+    ("channel", True): Kernel(*_DELTA, "gk", "channel"),
 }
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -95,18 +89,12 @@ def scalar_decay_backward_broken() -> bool:
     return bool(utils.IS_NVIDIA_HOPPER and utils.TRITON_ABOVE_3_4_0 and not utils.TRITON_ABOVE_3_7_1)
 
 
-def needs_fallback(kernel: Kernel, *, dtype: torch.dtype) -> bool:
-    """Return whether `kernel` has no usable backward pass for this dtype."""
-    if kernel in (SIMPLE_GLA, GATED_DELTA) and scalar_decay_backward_broken():
-        return True
-    # DELTA rejects float32; GATED_DELTA without TF32 did not compile within four minutes.
-    return dtype == torch.float32 and kernel in (DELTA, GATED_DELTA)
-
-
 def kernel_for(decay_shape: DecayShape, *, delta: bool, dtype: torch.dtype) -> Kernel:
     """Return the kernel for training, with q, k and v in `dtype`."""
     kernel = KERNELS[decay_shape, delta]
-    if needs_fallback(kernel, dtype=dtype):
+    broken = kernel in (SIMPLE_GLA, GATED_DELTA) and scalar_decay_backward_broken()
+    # DELTA rejects float32; GATED_DELTA without TF32 did not compile within four minutes.
+    if broken or (dtype == torch.float32 and kernel in (DELTA, GATED_DELTA)):
         return PER_CHANNEL_FALLBACK[kernel]
     return kernel
 
@@ -123,8 +111,9 @@ def inference_kernel_for(decay_shape: DecayShape, *, delta: bool, dtype: torch.d
 
 @functools.cache
 def _function(kernel: Kernel) -> Callable[..., tuple[Tensor, Tensor]]:
-    module = importlib.import_module(kernel.module)
-    function: Callable[..., tuple[Tensor, Tensor]] = getattr(module, kernel.name)
+    function: Callable[..., tuple[Tensor, Tensor]] = getattr(
+        importlib.import_module(kernel.module), kernel.name
+    )
     return function
 
 
@@ -183,7 +172,8 @@ def run_rows(kernel: Kernel, inputs: RecurrenceInputs) -> tuple[Tensor, Tensor]:
     rows, length = inputs.q.shape[:2]
     if rows == 1 or inputs.cu_seqlens is not None or length <= MAX_RECURRENT_LENGTH:
         return run(kernel, inputs)
-    o, state = run(kernel, inputs.as_one_row(_row_cu_seqlens(rows, length, inputs.q.device)))
+    bounds = _row_cu_seqlens(rows, length, inputs.q.device)
+    o, state = run(kernel, inputs.with_tokens(lambda x: x.flatten(0, 1).unsqueeze(0), cu_seqlens=bounds))
     return o.unflatten(1, (rows, length)).squeeze(0), state
 
 

@@ -1,7 +1,8 @@
 """Arguments of the recurrence, the same for all backends: their shapes, what pads do, where states lie."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -153,20 +154,9 @@ class RecurrenceInputs:
             self, k=k, log_decay=log_decay, beta=beta, initial_state=state, token_mask=None, access=OWN
         )
 
-    def as_one_row(self, cu_seqlens: Tensor | None) -> "RecurrenceInputs":
-        """The rows one after the other, [B, T, …] → [1, B · T, …], with bounds `cu_seqlens`."""
-
-        def joined(x: Tensor) -> Tensor:
-            return x.flatten(0, 1).unsqueeze(0)
-
-        decay = self.log_decay
-        return replace(
-            self,
-            q=joined(self.q),
-            k=joined(self.k),
-            v=joined(self.v),
-            log_decay=decay if decay is None or decay.dim() == 1 else joined(decay),
-            beta=None if self.beta is None else joined(self.beta),
-            token_mask=None if self.token_mask is None else joined(self.token_mask),
-            cu_seqlens=cu_seqlens,
-        )
+    def with_tokens(self, change: Callable[[Tensor], Tensor], **others: Any) -> "RecurrenceInputs":
+        """The same with `change` of each tensor [B, T, …], and with `others`."""
+        names = ("q", "k", "v", "log_decay", "beta", "token_mask")
+        tensors = {name: x for name in names if (x := getattr(self, name)) is not None and x.dim() > 1}
+        changed: dict[str, Any] = {name: change(x) for name, x in tensors.items()}
+        return replace(self, **changed, **others)

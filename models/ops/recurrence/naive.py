@@ -1,7 +1,7 @@
 """The recurrence as written in the papers, one token at a time: the reference, and the decoding step."""
 
 import itertools
-from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -36,17 +36,14 @@ def naive_recurrent(inputs: RecurrenceInputs) -> tuple[Tensor, Tensor]:
     """Run the recurrence token by token."""
     if inputs.cu_seqlens is not None:
         return _packed(inputs, inputs.cu_seqlens)
-    batch, length, heads, _ = inputs.k.shape
     state, dtype = inputs.state(), inputs.state_dtype
     queries, keys, values = inputs.q.to(dtype) * inputs.scale, inputs.k.to(dtype), inputs.v.to(dtype)
-    decay = None if inputs.log_decay is None else inputs.log_decay.to(dtype).exp()
-    if decay is not None and decay.dim() == 1:
-        decay = decay.expand(batch, length, heads)
+    decay = None if inputs.decay_per_token is None else inputs.decay_per_token.to(dtype).exp()
     if decay is not None and decay.dim() == 3:
         decay = decay.unsqueeze(-1)
     writes = None if inputs.beta is None else inputs.beta.to(dtype)
     outputs = []
-    for t in range(length):
+    for t in range(keys.shape[1]):
         o, state = recurrent_step(
             state,
             queries[:, t],
@@ -62,16 +59,11 @@ def naive_recurrent(inputs: RecurrenceInputs) -> tuple[Tensor, Tensor]:
 
 def _packed(inputs: RecurrenceInputs, cu_seqlens: Tensor) -> tuple[Tensor, Tensor]:
     """Run each packed sequence separately."""
-    decay, beta, initial = inputs.log_decay, inputs.beta, inputs.initial_state
+    initial = inputs.initial_state
     outputs, states = [], []
     for n, (start, end) in enumerate(itertools.pairwise(cu_seqlens.tolist())):
-        alone = replace(
-            inputs,
-            q=inputs.q[:, start:end],
-            k=inputs.k[:, start:end],
-            v=inputs.v[:, start:end],
-            log_decay=decay if decay is None or decay.dim() == 1 else decay[:, start:end],
-            beta=None if beta is None else beta[:, start:end],
+        alone = inputs.with_tokens(
+            partial(torch.narrow, dim=1, start=start, length=end - start),
             initial_state=None if initial is None else initial[n : n + 1],
             cu_seqlens=None,
         )

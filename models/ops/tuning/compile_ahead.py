@@ -11,8 +11,7 @@ import os
 import queue
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -99,19 +98,32 @@ def compile_in_threads(launches: Sequence[Launch], *, quiet: bool = False) -> No
     """Compile a few kernels in this process, showing progress, which is faster than starting workers."""
     from evalsuite.models.ops.tuning.compile_worker import compile_kernel
 
+    _compile(launches, lambda launch: compile_kernel(**asdict(launch)), len(launches), quiet)
+
+
+def _compile(
+    launches: Sequence[Launch], compile_one: Callable[[Launch], str], threads: int, quiet: bool
+) -> dict[str, str]:
+    """Call `compile_one`, which returns an error or "", in threads: kernel → error of those with one."""
+    failed = {}
     markers = _markers()
     markers.mkdir(parents=True, exist_ok=True)
-    with (
-        progress(total=len(launches), what="compiling kernels", unit="kernel", quiet=quiet) as bar,
-        ThreadPoolExecutor(max(1, len(launches))) as pool,
-    ):
-        futures = {pool.submit(compile_kernel, **asdict(launch)): launch for launch in launches}
-        for future in as_completed(futures):
-            launch = futures[future]
-            if not future.result():
-                (markers / launch.key).touch()
-            bar.set_postfix_str(launch.name, refresh=False)
-            bar.update(1)
+    pool = ThreadPoolExecutor(max(1, threads))
+    futures = {pool.submit(compile_one, launch): launch for launch in launches}
+    try:
+        with progress(total=len(launches), what="compiling kernels", unit="kernel", quiet=quiet) as bar:
+            for future in as_completed(futures):
+                launch = futures[future]
+                if error := future.result():
+                    failed[launch.name] = error
+                else:
+                    (markers / launch.key).touch()
+                bar.set_postfix_str(launch.name, refresh=False)
+                bar.update(1)
+    finally:
+        # Without waiting: Ctrl-C must not take as long as the kernels.
+        pool.shutdown(wait=False, cancel_futures=True)
+    return failed
 
 
 class CompileWorkers:
@@ -137,6 +149,9 @@ class CompileWorkers:
             )
             for _ in range(count)
         ]
+        self._idle: queue.SimpleQueue[subprocess.Popen[str]] = queue.SimpleQueue()
+        for process in self._processes:
+            self._idle.put(process)
 
     def compile(self, launches: Sequence[Launch], *, quiet: bool = False) -> dict[str, str]:
         """Compile, showing progress; with several processes on a host each takes its share.
@@ -146,25 +161,21 @@ class CompileWorkers:
         """
         # By key, as the processes may see different sets of kernels that are compiled already.
         own = [each for each in launches if int(each.key, 16) % self._local_size == self._local_rank]
-        requests: queue.SimpleQueue[Launch] = queue.SimpleQueue()
-        for launch in own:
-            requests.put(launch)
-        answers: queue.SimpleQueue[tuple[Launch, str]] = queue.SimpleQueue()
-        for process in self._processes:
-            threading.Thread(target=_serve, args=(process, requests, answers), daemon=True).start()
-        failed = {}
-        markers = _markers()
-        markers.mkdir(parents=True, exist_ok=True)
-        with progress(total=len(own), what="compiling kernels", unit="kernel", quiet=quiet) as bar:
-            for _ in own:
-                launch, error = answers.get()
-                if error:
-                    failed[launch.name] = error
-                else:
-                    (markers / launch.key).touch()
-                bar.set_postfix_str(launch.name, refresh=False)
-                bar.update(1)
-        return failed
+        return _compile(own, self._ask, len(self._processes), quiet)
+
+    def _ask(self, launch: Launch) -> str:
+        """Have an idle worker compile: the error, "" if there is none."""
+        process = self._idle.get()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            print(json.dumps(asdict(launch)), file=process.stdin, flush=True)
+            answer = process.stdout.readline()
+        except (OSError, ValueError):
+            answer = ""
+        finally:
+            self._idle.put(process)
+        return json.loads(answer) if answer else f"compile worker {process.pid} has ended"
 
     def close(self) -> None:
         """End the processes, also those in the middle of a kernel."""
@@ -177,24 +188,3 @@ class CompileWorkers:
 
     def __exit__(self, *_: Any) -> None:
         self.close()
-
-
-def _serve(
-    process: "subprocess.Popen[str]",
-    requests: "queue.SimpleQueue[Launch]",
-    answers: "queue.SimpleQueue[tuple[Launch, str]]",
-) -> None:
-    """Pass requests to one worker, and its answers back, until there are no more."""
-    assert process.stdin is not None
-    assert process.stdout is not None
-    while True:
-        try:
-            launch = requests.get_nowait()
-        except queue.Empty:
-            return
-        try:
-            print(json.dumps(asdict(launch)), file=process.stdin, flush=True)
-            answer = process.stdout.readline()
-        except (OSError, ValueError):
-            answer = ""
-        answers.put((launch, json.loads(answer) if answer else f"compile worker {process.pid} has ended"))
