@@ -129,9 +129,9 @@ class Sharded(Placement):
         return StoredWeights(checkpoint)
 
     def random(self, make: Callable[[], Any], seed: int) -> Any:
-        from evalsuite.models.checkpoints.streaming import RandomWeights
+        from evalsuite.models.decoder.deferred_init import DrawnWeights
 
-        return RandomWeights(make, seed)
+        return DrawnWeights(make, seed=seed)
 
     def new_student(self, teacher: Any, mixers: list[str], **settings: Any) -> Any:
         from evalsuite.models.checkpoints.streaming import NewStudentWeights

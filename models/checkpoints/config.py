@@ -66,32 +66,35 @@ def check_config(file: Path) -> None:
 
 
 def _check_fields(file: Path, config: Mapping[str, Any], prefix: str) -> None:
-    for name in (*_SIZES, *_OTHER_SIZES):
-        value: Any = config.get(name)
-        if name not in config or (value is None and name in _OTHER_SIZES):
-            continue
-        per_layer = name in _OTHER_SIZES and isinstance(value, list) and value
-        if not all(_is_size(each) for each in (value if per_layer else [value])):
-            raise _invalid(file, prefix + name, value, "must be a positive integer")
-    for name in _FRACTIONS:
-        if config.get(name) is not None and not _is_fraction(config[name]):
-            raise _invalid(file, prefix + name, config[name], "must be a number of at least 0")
-    # Torch and transformers take seconds to import, and readers of the other names here do without.
-    from transformers.activations import ACT2FN
-
-    for name in _ACTIVATIONS:
-        value = config.get(name)
-        if value is not None and (not isinstance(value, str) or value not in ACT2FN):
-            hint = nearest(value, ACT2FN) if isinstance(value, str) else ""
-            raise _invalid(file, prefix + name, value, f"unknown activation{hint}")
-    for name in ("dtype", "torch_dtype"):
-        value = config.get(name)
-        if value is not None and not (isinstance(value, str) and _is_dtype(value)):
-            raise _invalid(file, prefix + name, value, "not a torch dtype, such as bfloat16")
+    for name, value in config.items():
+        if (value is not None or name in _SIZES) and (problem := _problem(name, value)):
+            raise _invalid(file, prefix + name, value, problem)
     _check_heads(file, config, prefix)
     for group in _GROUPS:
         if isinstance(config.get(group), dict):
             _check_fields(file, config[group], f"{prefix}{group}.")
+
+
+def _problem(name: str, value: Any) -> str:
+    """What is wrong with a field; empty if nothing is, or if the field is not one that is checked."""
+    # Torch and transformers take seconds to import, and readers of the other names here do without.
+    import torch
+    from transformers.activations import ACT2FN
+
+    text = value if isinstance(value, str) else ""
+    if name in _SIZES or name in _OTHER_SIZES:
+        sizes = value if name in _OTHER_SIZES and isinstance(value, list) and value else [value]
+        is_valid = all(type(each) is int and 0 < each < MAX_SIZE for each in sizes)
+        return "" if is_valid else "must be a positive integer"
+    if name in _FRACTIONS:
+        is_valid = type(value) in (int, float) and math.isfinite(value) and value >= 0
+        return "" if is_valid else "must be a number of at least 0"
+    if name in _ACTIVATIONS and text not in ACT2FN:
+        return f"unknown activation{nearest(text, ACT2FN)}"
+    if name in ("dtype", "torch_dtype") and text != "auto":
+        is_valid = isinstance(getattr(torch, text.removeprefix("torch."), None), torch.dtype)
+        return "" if is_valid else "not a torch dtype, such as bfloat16"
+    return ""
 
 
 def _check_heads(file: Path, config: Mapping[str, Any], prefix: str) -> None:
@@ -116,20 +119,6 @@ def _check_student(file: Path, config: Mapping[str, Any]) -> None:
         raise _invalid(file, "mixers", mixers, "must list one mixer name per layer")
     if not isinstance(options, dict) or not all(isinstance(values, dict) for values in options.values()):
         raise _invalid(file, "mixer_options", options, "must map mixer names to options")
-
-
-def _is_size(value: Any) -> bool:
-    return type(value) is int and 0 < value < MAX_SIZE
-
-
-def _is_fraction(value: Any) -> bool:
-    return type(value) in (int, float) and math.isfinite(value) and value >= 0
-
-
-def _is_dtype(value: str) -> bool:
-    import torch
-
-    return value == "auto" or isinstance(getattr(torch, value.removeprefix("torch."), None), torch.dtype)
 
 
 def _invalid(file: Path, field: str, value: Any, problem: str) -> CheckpointError:

@@ -45,24 +45,20 @@ def weights_id(path: Path) -> str:
     Raises:
         CheckpointError: weights or config are missing, truncated or unreadable.
     """
+    path, digest = Path(path), hashlib.sha256()
     try:
-        return _weights_id(Path(path))
+        if path.is_file():
+            return file_hash(path)[:16]
+        for tensor in stored_tensors(path):
+            digest.update(f"{tensor.name} {tensor.dtype} {tensor.shape}\n".encode())
+            for chunk in tensor.chunks():
+                digest.update(chunk)
+        digest.update(canonical_json(_stable_config(path)).encode())
+        for name in _TOKENIZER_FILES:
+            if (path / name).is_file():
+                digest.update(f"{name} {_tokenizer_hash(path / name)}\n".encode())
     except OSError as error:
         raise CheckpointError(f"{error.filename or path}: cannot be read ({error.strerror})") from error
-
-
-def _weights_id(path: Path) -> str:
-    if path.is_file():
-        return file_hash(path)[:16]
-    digest = hashlib.sha256()
-    for tensor in stored_tensors(path):
-        digest.update(f"{tensor.name} {tensor.dtype} {tensor.shape}\n".encode())
-        for chunk in tensor.chunks():
-            digest.update(chunk)
-    digest.update(canonical_json(_stable_config(path)).encode())
-    for name in _TOKENIZER_FILES:
-        if (path / name).is_file():
-            digest.update(f"{name} {_tokenizer_hash(path / name)}\n".encode())
     return digest.hexdigest()[:16]
 
 

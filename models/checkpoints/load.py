@@ -114,7 +114,10 @@ def load_checkpoint(
             f"first '{missing[0]}'; the files do not match the config"
         )
     if location.gguf:
-        _remove_quantization_config(model)
+        # A model that is marked as quantized could not be saved or moved.
+        for owner, name in ((model.config, "quantization_config"), (model, "hf_quantizer")):
+            if hasattr(owner, name):
+                delattr(owner, name)
     _check_tokenizer(location.source, tokenizer, model.get_input_embeddings().weight.shape[0])
     if as_decoder and remote_code_hash(model) is None:
         from evalsuite.models.decoder.build import to_decoder
@@ -202,8 +205,16 @@ def _opened(path: str | Path) -> Iterator[Location]:
     token of the vocabulary is a field), and builds gguf's table of tensor names once per module of the model.
     """
     location = locate(str(path))
-    _check_files(location)
     if location.gguf is None:
+        # What transformers would trip over later, without a word about the file.
+        check_config(location.folder / "config.json")
+        if read_object(location.folder / "config.json")["model_type"] == STUDENT_TYPE:
+            # Students are registered with transformers here; other models do without their modules.
+            import evalsuite.models.decoder  # noqa: F401
+        for name in ("generation_config.json", "tokenizer_config.json"):
+            if (location.folder / name).exists():
+                read_object(location.folder / name)
+        stored_tensors(location.folder)
         yield location
         return
     import gguf
@@ -216,21 +227,6 @@ def _opened(path: str | Path) -> Iterator[Location]:
         vars(gguf).update(GGUFReader=reader, get_tensor_name_map=name_map)
 
 
-def _check_files(location: Location) -> None:
-    """Validate what transformers would trip over later, without a word about the file.
-
-    A student is registered with transformers here: other models do without its modules.
-    """
-    if location.gguf is None:
-        check_config(location.folder / "config.json")
-        if read_object(location.folder / "config.json")["model_type"] == STUDENT_TYPE:
-            import evalsuite.models.decoder  # noqa: F401 -- registers it with transformers
-        for name in ("generation_config.json", "tokenizer_config.json"):
-            if (location.folder / name).exists():
-                read_object(location.folder / name)
-        stored_tensors(location.folder)
-
-
 def _load(kind: Any, location: Location, trust_remote_code: bool, **arguments: Any) -> Any:
     """Call `kind.from_pretrained` and convert its errors."""
     try:
@@ -241,16 +237,17 @@ def _load(kind: Any, location: Location, trust_remote_code: bool, **arguments: A
                 location.folder,
                 trust_remote_code=trust_remote_code,
                 local_files_only=True,
-                **location.arguments,
+                **({"gguf_file": location.gguf} if location.gguf else {}),
                 **arguments,
             )
     except EvalsuiteError as error:
         raise CheckpointError(f"{location.source}: {error}") from error
     except Exception as error:
         # A damaged file makes transformers, tokenizers and torch raise anything.
-        raise CheckpointError(
-            f"{location.source}: {_FILES[kind]} cannot be loaded: {_explain(error)}"
-        ) from error
+        reason = first_line(error)
+        if "trust_remote_code" in str(error):
+            reason += " (the checkpoint includes Python code; --trust-remote-code allows it to run)"
+        raise CheckpointError(f"{location.source}: {_FILES[kind]} cannot be loaded: {reason}") from error
     return whole_texts(loaded) if kind is AutoTokenizer else loaded
 
 
@@ -260,20 +257,6 @@ _FILES = {
     AutoModelForCausalLM: "config.json and weights",
 }
 """What `_load` reads."""
-
-
-def _explain(error: Exception) -> str:
-    text = first_line(error)
-    if "trust_remote_code" in str(error):
-        return f"{text} (the checkpoint includes Python code; --trust-remote-code allows it to run)"
-    return text
-
-
-def _remove_quantization_config(model: "PreTrainedModel") -> None:
-    """Mark a dequantized model as such; otherwise it could not be saved or moved."""
-    for owner, name in ((model.config, "quantization_config"), (model, "hf_quantizer")):
-        if hasattr(owner, name):
-            delattr(owner, name)
 
 
 def _check_tokenizer(source: str, tokenizer: Any, rows: int) -> None:

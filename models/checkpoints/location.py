@@ -4,7 +4,6 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from evalsuite.foundation import CheckpointError
 
@@ -40,11 +39,6 @@ class Location:
         """The folder or the GGUF file."""
         return self.folder / self.gguf if self.gguf else self.folder
 
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """What `from_pretrained` needs besides the folder."""
-        return {"gguf_file": self.gguf} if self.gguf else {}
-
 
 def locate(source: str) -> Location:
     """Locate a checkpoint; a hub id is looked up in the cache and downloaded unless offline.
@@ -61,27 +55,23 @@ def locate_here(source: str) -> Location | None:
     Raises:
         CheckpointError: no checkpoint, and no hub id.
     """
-    try:
-        return _locate_here(source)
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise CheckpointError(f"{source[:200]}: cannot be read ({reason})") from error
-
-
-def _locate_here(source: str) -> Location | None:
     if source == "pocket":
         if not (POCKET / "config.json").is_file():
             raise CheckpointError("pocket: this installation has no pocket teacher; reinstall evalsuite")
         return Location(source, POCKET)
-    path = Path(source).expanduser()
-    if path.is_file():
-        if path.suffix != ".gguf":
-            raise CheckpointError(f"{source}: a checkpoint is a hub id, a folder or a .gguf file")
-        return Location(source, path.parent, path.name)
-    if path.is_dir():
-        if not (path / "config.json").exists():
-            raise CheckpointError(f"{source}: no config.json; a checkpoint is a Hugging Face folder")
-        return Location(source, path)
+    try:
+        path = Path(source).expanduser()
+        if path.is_file():
+            if path.suffix != ".gguf":
+                raise CheckpointError(f"{source}: a checkpoint is a hub id, a folder or a .gguf file")
+            return Location(source, path.parent, path.name)
+        if path.is_dir():
+            if not (path / "config.json").exists():
+                raise CheckpointError(f"{source}: no config.json; a checkpoint is a Hugging Face folder")
+            return Location(source, path)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise CheckpointError(f"{source[:200]}: cannot be read ({reason})") from error
     if not _HUB_ID.fullmatch(source):
         raise CheckpointError(f"{source}: no such folder or file")
     return None

@@ -2,7 +2,7 @@
 
 import math
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -120,11 +120,15 @@ def read_header(file: Path) -> list[StoredTensor]:
     tensors = [
         _tensor(file, name, entry, 8 + length) for name, entry in header.items() if name != "__metadata__"
     ]
-    _check_layout(file, tensors, 8 + length)
-    last = max((tensor.end for tensor in tensors), default=8 + length)
-    if last != size:
-        how = "truncated" if last > size else "more than its tensors"
-        raise CheckpointError(f"{file}: {how}, {size} of {last} bytes; copy the checkpoint again")
+    end = 8 + length
+    for tensor in sorted(tensors, key=lambda each: (each.start, each.end)):
+        if tensor.start != end:
+            how = "overlaps another one" if tensor.start < end else "leaves a gap before it"
+            raise CheckpointError(f"{file}: tensor '{tensor.name}' {how}")
+        end = tensor.end
+    if end != size:
+        how = "truncated" if end > size else "more than its tensors"
+        raise CheckpointError(f"{file}: {how}, {size} of {end} bytes; copy the checkpoint again")
     return tensors
 
 
@@ -154,13 +158,3 @@ def _tensor(file: Path, name: str, entry: Any, data: int) -> StoredTensor:
 
 def _are_counts(values: Any) -> bool:
     return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
-
-
-def _check_layout(file: Path, tensors: Sequence[StoredTensor], data: int) -> None:
-    """Require tensors that lie one after the other."""
-    end = data
-    for tensor in sorted(tensors, key=lambda each: (each.start, each.end)):
-        if tensor.start != end:
-            how = "overlaps another one" if tensor.start < end else "leaves a gap before it"
-            raise CheckpointError(f"{file}: tensor '{tensor.name}' {how}")
-        end = tensor.end

@@ -3,7 +3,7 @@
 For processes that hold a part of a model: none of them ever has all weights in memory.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -56,28 +56,13 @@ class StoredWeights:
                     f"files with the model's own names; {_CONVERT}"
                 )
 
-    def rows(self, name: str, start: int, stop: int) -> Tensor:
+    def rows(self, name: str, start: int, stop: int | None) -> Tensor:
         with safe_open(self._stored[name].file, framework="pt") as file:
             rows: Tensor = file.get_slice(name)[start:stop]
         return rows.float()
 
-    def all_rows(self, name: str) -> Tensor:
-        """A whole parameter."""
-        return self.rows(name, 0, self._stored[name].shape[0])
-
 
 _CONVERT = "convert it with transformers' save_pretrained, or --set sharding=none"
-
-
-class RandomWeights:
-    """A model with the initial weights that `make` draws after `torch.manual_seed(seed)`."""
-
-    def __init__(self, make: Callable[[], Any], seed: int) -> None:
-        self._drawn = DrawnWeights(make, seed=seed)
-        self.model = self._drawn.model
-
-    def rows(self, name: str, start: int, stop: int) -> Tensor:
-        return self._drawn[name][start:stop]
 
 
 class NewStudentWeights:
@@ -119,7 +104,7 @@ class NewStudentWeights:
         mixer, attention = (model.get_submodule(prefix) for model in (self.model, self._teacher.model))
         mine = {name: self._drawn[f"{prefix}.{name}"] for name, _ in mixer.named_parameters()}
         theirs = {
-            name: self._teacher.all_rows(f"{prefix}.{name}") for name, _ in attention.named_parameters()
+            name: self._teacher.rows(f"{prefix}.{name}", 0, None) for name, _ in attention.named_parameters()
         }
         with filled(mixer, mine), filled(attention, theirs):
             mixer.copy_from_teacher(attention, self._init)

@@ -12,6 +12,9 @@ from evalsuite.models.decoder.model import StudentForCausalLM
 from evalsuite.models.inits import INITS
 from evalsuite.models.mixers import MIXERS
 
+VOLATILE = ("_name_or_path", "dtype", "torch_dtype", "transformers_version", "architectures")
+"""Fields of a teacher's config that a student's does not hold."""
+
 
 def build_student(
     teacher: PreTrainedModel,
@@ -70,7 +73,7 @@ def student_config(
             f"layers set the option init, as in softmax: {{init: {init}}}"
         )
     return StudentConfig(
-        teacher=teacher_config_dict(teacher),
+        teacher={name: value for name, value in teacher.to_dict().items() if name not in VOLATILE},
         mixers=mixers,
         mixer_options=options,
         attn_implementation=teacher._attn_implementation,
@@ -83,14 +86,6 @@ def copy_generation_config(student: StudentForCausalLM, teacher: PreTrainedModel
         student.generation_config = type(teacher.generation_config).from_dict(
             teacher.generation_config.to_dict()
         )
-
-
-def teacher_config_dict(teacher: PreTrainedConfig) -> dict[str, Any]:
-    """The teacher's config for use in a student's: without paths, dtype and versions."""
-    values: dict[str, Any] = teacher.to_dict()
-    for name in ("_name_or_path", "dtype", "torch_dtype", "transformers_version", "architectures"):
-        values.pop(name, None)
-    return values
 
 
 @torch.no_grad()

@@ -25,35 +25,19 @@ _READ_SHAPES = {
 
 
 @dataclass(slots=True)
-class _Operation:
-    """An operation in place on a view of the tensor, and the state of the generator before it."""
-
-    function: Any
-    size: torch.Size
-    stride: tuple[int, ...]
-    offset: int
-    arguments: tuple[Any, ...]
-    options: dict[str, Any]
-    rng_state: Tensor | None
-
-
-@dataclass(slots=True)
 class _Deferred:
     """A tensor that has not been written. `storage` is kept so that its address identifies it."""
 
     storage: Any
     numel: int
     dtype: torch.dtype
-    operations: list[_Operation] = field(default_factory=list)
+    operations: list[Callable[[Tensor], None]] = field(default_factory=list)
+    """Operations in place on a view of a flat tensor [numel]."""
 
     def fill(self, flat: Tensor) -> Tensor:
         """Do the operations on `flat` [numel], and return it."""
         for operation in self.operations:
-            view = flat.as_strided(operation.size, operation.stride, operation.offset)
-            with torch.random.fork_rng(devices=[], enabled=operation.rng_state is not None):
-                if operation.rng_state is not None:
-                    torch.set_rng_state(operation.rng_state)
-                operation.function(view, *operation.arguments, **operation.options)
+            operation(flat)
         return flat
 
 
@@ -65,9 +49,9 @@ class DeferredInit(TorchDispatchMode):
         draw: advance the generator as if all numbers were drawn. False: random numbers are not needed at all.
     """
 
-    def __init__(self, *, draw: bool = True, large: int | None = None) -> None:
+    def __init__(self, *, draw: bool) -> None:
         super().__init__()
-        self._draw, self._large = draw, LARGE if large is None else large
+        self._draw = draw
         self._deferred: dict[int, _Deferred] = {}
 
     def find(self, tensor: Tensor) -> _Deferred | None:
@@ -80,7 +64,7 @@ class DeferredInit(TorchDispatchMode):
         options = kwargs or {}
         if func is torch.ops.aten.empty.memory_format:
             made = func(*args, **options)
-            if made.device.type == "cpu" and made.numel() >= self._large:
+            if made.device.type == "cpu" and made.numel() >= LARGE:
                 storage = made.untyped_storage()
                 self._deferred[storage._cdata] = _Deferred(storage, made.numel(), made.dtype)
             return made
@@ -97,18 +81,20 @@ class DeferredInit(TorchDispatchMode):
 
     def _record(self, func: Any, target: Tensor, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
         is_random = torch.Tag.nondeterministic_seeded in func.tags
+        state = torch.get_rng_state() if is_random else None
+        size, stride, offset = target.shape, target.stride(), int(target.storage_offset())
+
+        def operation(flat: Tensor) -> None:
+            with torch.random.fork_rng(devices=[], enabled=is_random):
+                if state is not None:
+                    torch.set_rng_state(state)
+                func(flat.as_strided(size, stride, offset), *arguments, **options)
+
         deferred = self.find(target)
         assert deferred is not None
-        state = torch.get_rng_state() if is_random else None
-        deferred.operations.append(
-            _Operation(
-                func, target.shape, target.stride(), int(target.storage_offset()), arguments, options, state
-            )
-        )
+        deferred.operations.append(operation)
         if is_random and self._draw:
-            func(
-                torch.empty_strided(target.shape, target.stride(), dtype=target.dtype), *arguments, **options
-            )
+            func(torch.empty_strided(size, stride, dtype=target.dtype), *arguments, **options)
 
     def value(self, tensor: Tensor) -> Tensor:
         """The tensor, initialized: a new one in memory of its own, or the tensor itself if it is small."""
@@ -135,8 +121,8 @@ class DrawnWeights:
         seed: of the generator; the global one is not affected. None: the weights are not needed.
     """
 
-    def __init__(self, make: Callable[[], Any], *, seed: int | None, large: int | None = None) -> None:
-        self._init = DeferredInit(draw=seed is not None, large=large)
+    def __init__(self, make: Callable[[], Any], *, seed: int | None) -> None:
+        self._init = DeferredInit(draw=seed is not None)
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             if seed is not None:
                 torch.manual_seed(seed)
@@ -156,6 +142,10 @@ class DrawnWeights:
     def __getitem__(self, name: str) -> Tensor:
         """Initial value of a parameter."""
         return self._init.value(self._made[name])
+
+    def rows(self, name: str, start: int, stop: int) -> Tensor:
+        """Rows of the initial value of a parameter."""
+        return self[name][start:stop]
 
 
 def replace_parameters(model: nn.Module, new: dict[nn.Parameter, nn.Parameter]) -> None:

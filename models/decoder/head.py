@@ -20,7 +20,7 @@ class LanguageModelHead:
     @classmethod
     def of(cls, model: Any) -> "LanguageModelHead":
         """The head of a causal language model of transformers, or of ours."""
-        config = getattr(model.config, "base", None) or model.config.get_text_config()
+        config = model.config.get_text_config()
         scale = (getattr(config, "logit_scale", None) or 1.0) / (
             getattr(config, "logits_scaling", None) or 1.0
         )

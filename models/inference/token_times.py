@@ -13,7 +13,6 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from evalsuite.models.checkpoints.load import Checkpoint
-from evalsuite.models.decoder import StudentConfig
 from evalsuite.models.decoder.build import to_decoder
 from evalsuite.models.inference.batch_limits import max_num_seqs
 from evalsuite.models.inference.in_process import InProcessEngine
@@ -109,28 +108,18 @@ def _extrapolate(seconds: Sequence[float], depth: int) -> float:
 
 def with_layers(config: PreTrainedConfig, layers: Sequence[int]) -> PreTrainedConfig:
     """Config of the model that consists of these layers of `config` only."""
-    if isinstance(config, StudentConfig):
-        teacher = _select_layers(config.teacher, config.teacher["num_hidden_layers"], layers)
-        mixers = [config.mixers[number] for number in layers]
-        options = {name: values for name, values in config.mixer_options.items() if name in mixers}
-        return StudentConfig(teacher | {"num_hidden_layers": len(layers)}, mixers, options)
     result = copy.deepcopy(config)
     inner = result.get_text_config()
-    for name, value in _select_layers(vars(inner), inner.num_hidden_layers, layers).items():
-        if isinstance(value, list):
-            setattr(inner, name, value)
+    depth = inner.num_hidden_layers
+    # A student's mixers are its own field, all others are those of its teacher's config.
+    for fields in (vars(inner), vars(getattr(inner, "base", inner))):
+        for name, value in fields.items():
+            if isinstance(value, list) and len(value) == depth:
+                fields[name] = [value[number] for number in layers]
+    for unused in vars(inner).get("mixer_options", {}).keys() - vars(inner).get("mixers", ()):
+        del inner.mixer_options[unused]
     inner.num_hidden_layers = len(layers)
     return result
-
-
-def _select_layers(fields: dict[str, Any], depth: int, layers: Sequence[int]) -> dict[str, Any]:
-    """Reduce per-layer fields (lists of `depth` entries) to the selected layers."""
-    return {
-        name: [value[number] for number in layers]
-        if isinstance(value, list) and len(value) == depth
-        else value
-        for name, value in fields.items()
-    }
 
 
 def _random_engine(

@@ -46,15 +46,12 @@ def register() -> None:
 
 def version_problem(version: str) -> str:
     """Describe why a version of vLLM is not supported and what to install; empty if it is."""
-    if any(version == tested or version.startswith(f"{tested}.") for tested in TESTED):
+    found, tested = _minor(version), [_minor(each) for each in TESTED]
+    if found in tested:
         return ""
-    oldest, newest = (_minor(tested) for tested in (TESTED[0], TESTED[-1]))
-    problem = "not among the tested versions"
-    if _minor(version) < oldest:
-        problem = "too old"
-    elif _minor(version) > newest:
-        problem = "newer than the tested versions"
-    supported = ", ".join(f"{tested}.*" for tested in TESTED)
+    problem = "too old" if found < tested[0] else "not among the tested versions"
+    problem = "newer than the tested versions" if found > tested[-1] else problem
+    supported = ", ".join(f"{each}.*" for each in TESTED)
     return f"vLLM {version} is {problem}: students were tested with {supported}; pip install '{INSTALL}'"
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from evalsuite.foundation import CheckpointError, ConfigError
-from evalsuite.models.mixers import AttentionShape, RecurrentMixer
+from evalsuite.models.mixers import RecurrentMixer
 
 
 def local_mixer(mixer: RecurrentMixer, tp_size: int) -> RecurrentMixer:
@@ -20,8 +20,7 @@ def local_mixer(mixer: RecurrentMixer, tp_size: int) -> RecurrentMixer:
     Raises:
         ConfigError: the heads do not divide among the ranks.
     """
-    validate_heads(mixer.name, mixer.attention_shape, mixer.num_kv_heads, tp_size)
-    validate_options(mixer, tp_size)
+    validate_ranks(mixer, tp_size)
     # With one key head per query head, the teacher's groups play no role in the forward pass.
     grouped = mixer.num_kv_heads != mixer.num_heads
     shape = replace(
@@ -32,60 +31,29 @@ def local_mixer(mixer: RecurrentMixer, tp_size: int) -> RecurrentMixer:
     return type(mixer)(shape, mixer.options, mixer.layer_idx)
 
 
-def validate_heads(name: str, shape: AttentionShape, num_kv_heads: int, tp_size: int) -> None:
-    """Raise ConfigError if the heads of the recurrent layer `name` do not divide among `tp_size` ranks."""
-    for what, heads in (("heads", shape.num_heads), ("key and value heads", num_kv_heads)):
-        if heads % tp_size:
-            divisors = [
-                n for n in range(1, shape.num_heads + 1) if shape.num_heads % n == num_kv_heads % n == 0
-            ]
-            raise ConfigError(
-                f"tensor_parallel_size = {tp_size}: {name} has {heads} {what}, which do not divide; "
-                f"it can be {', '.join(map(str, divisors))}"
-            )
-
-
-def validate_options(mixer: RecurrentMixer, tp_size: int) -> None:
-    """Raise ConfigError if an option makes the heads depend on each other and there are several ranks."""
+def validate_ranks(mixer: RecurrentMixer, tp_size: int) -> None:
+    """Raise ConfigError if a mixer's heads depend on each other or do not divide among `tp_size` ranks."""
     if tp_size > 1 and (across := mixer.options_across_heads):
         named = ", ".join(f"{name} = {value}" for name, value in across.items())
         raise ConfigError(
             f"tensor_parallel_size = {tp_size}: the heads of {mixer.name} with {named} depend on each other; "
             "it can be 1"
         )
+    all_heads, kv_heads = mixer.attention_shape.num_heads, mixer.num_kv_heads
+    for what, heads in (("heads", all_heads), ("key and value heads", kv_heads)):
+        if heads % tp_size:
+            divisors = [n for n in range(1, all_heads + 1) if all_heads % n == kv_heads % n == 0]
+            raise ConfigError(
+                f"tensor_parallel_size = {tp_size}: {mixer.name} has {heads} {what}, which do not divide; "
+                f"it can be {', '.join(map(str, divisors))}"
+            )
 
 
-def shard_weight(
-    name: str, tensor: Tensor, mixer: RecurrentMixer, local: RecurrentMixer, rank: int
-) -> Tensor:
-    """Return the part of a checkpoint's tensor that belongs to `rank`.
-
-    Args:
-        name: of the parameter inside the mixer, such as `q_proj.weight`.
-        tensor: as stored in the checkpoint.
-        mixer: the checkpoint's mixer (its tensors may be on the meta device).
-        local: the mixer of one rank.
-        rank: rank in the tensor-parallel group.
-
-    Raises:
-        CheckpointError: the tensor's shape differs from the config's.
-    """
-    full, part = mixer.state_dict()[name], local.state_dict()[name]
-    if tensor.shape != full.shape:
-        raise CheckpointError(
-            f"layer {mixer.layer_idx}: {name} is {tuple(tensor.shape)}, the config says {tuple(full.shape)}"
-        )
-    for dimension, (full_size, size) in enumerate(zip(full.shape, part.shape, strict=True)):
-        if full_size != size:
-            return tensor.narrow(dimension, rank * size, size)
-    # Partial outputs are summed over ranks, so only one rank may add the output bias.
-    return torch.zeros_like(tensor) if name == "o_proj.bias" and rank else tensor
-
-
+@torch.no_grad()
 def load_sharded_weights(
     local: RecurrentMixer, mixer: RecurrentMixer, rank: int, tensors: Mapping[str, Tensor]
 ) -> None:
-    """Load one rank's shards of a layer.
+    """Load one rank's shards of a layer: of each tensor those heads that the rank has.
 
     Args:
         local: the mixer of this rank, loaded in place.
@@ -103,6 +71,15 @@ def load_sharded_weights(
             f"layer {mixer.layer_idx}, {mixer.name}: missing {missing}, unknown {unknown}; the weights do "
             "not belong to this config"
         )
-    with torch.no_grad():
-        for name, parameter in parameters.items():
-            parameter.copy_(shard_weight(name, tensors[name], mixer, local, rank))
+    for name, full in mixer.state_dict().items():
+        tensor, parameter = tensors[name], parameters[name]
+        if tensor.shape != full.shape:
+            raise CheckpointError(
+                f"layer {mixer.layer_idx}: {name} is {tuple(tensor.shape)}, the config says "
+                f"{tuple(full.shape)}"
+            )
+        for dimension, size in enumerate(parameter.shape):
+            if size != full.shape[dimension]:
+                tensor = tensor.narrow(dimension, rank * size, size)
+        # Partial outputs are summed over ranks, so only one rank may add the output bias.
+        parameter.copy_(torch.zeros_like(tensor) if name == "o_proj.bias" and rank else tensor)

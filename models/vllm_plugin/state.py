@@ -17,32 +17,22 @@ from evalsuite.models.ops.recurrence import OWN, StateAccess
 PAGE_ALIGNMENT = 16
 """Page sizes are multiples of this, so that copies move full words and float32 views are possible."""
 
-_ORDER = ("recurrent", "convolution")
-"""Float32 first: after an odd number of 16-bit elements it could not be viewed."""
-
-
-def state_dtypes(dtype: torch.dtype) -> dict[str, torch.dtype]:
-    """Dtype of each state of a model that computes in `dtype`."""
-    return {"recurrent": torch.float32, "convolution": dtype}
-
 
 def state_bytes(mixer: RecurrentMixer, dtype: torch.dtype) -> int:
     """Bytes of one sequence's state in one layer, rounded up to `PAGE_ALIGNMENT`."""
-    dtypes, shapes = state_dtypes(dtype), mixer.state_shapes()
-    total = sum(prod(shape) * dtypes[name].itemsize for name, shape in shapes.items())
-    return -(-total // PAGE_ALIGNMENT) * PAGE_ALIGNMENT
+    return -(-mixer.cache_spec().state_bytes(dtype) // PAGE_ALIGNMENT) * PAGE_ALIGNMENT
 
 
 def state_views(pages: Tensor, mixer: RecurrentMixer, dtype: torch.dtype) -> MixerState:
     """View pages [slots, bytes] of int8 as states by name, [slots, …], without copying."""
-    dtypes, shapes = state_dtypes(dtype), mixer.state_shapes()
+    shapes = mixer.state_shapes()
     views: MixerState = {}
     start = 0
-    for name in _ORDER:
+    # Float32 first: after an odd number of 16-bit elements it could not be viewed.
+    for name, kind in (("recurrent", torch.float32), ("convolution", dtype)):
         if name in shapes:
-            size = prod(shapes[name]) * dtypes[name].itemsize
-            flat = pages[:, start : start + size].view(dtypes[name])
-            views[name] = flat.view(-1, *shapes[name])
+            size = prod(shapes[name]) * kind.itemsize
+            views[name] = pages[:, start : start + size].view(kind).view(-1, *shapes[name])
             start += size
     return views
 

@@ -9,7 +9,7 @@ from evalsuite.foundation import ConfigError, MissingDependencyError
 from evalsuite.models.decoder import StudentConfig
 from evalsuite.models.decoder.families import FAMILIES, family_of
 from evalsuite.models.vllm_plugin.meta_model import build_meta_mixers
-from evalsuite.models.vllm_plugin.sharding import validate_heads, validate_options
+from evalsuite.models.vllm_plugin.sharding import validate_ranks
 
 
 class StudentConfigVerifier:
@@ -103,8 +103,7 @@ def validate_student(config: Any, tp_size: int) -> None:
     for mixer in build_meta_mixers(config):
         shape = mixer.attention_shape
         if mixer.served_as == "recurrence":
-            validate_options(mixer, tp_size)
-            validate_heads(mixer.name, shape, mixer.num_kv_heads, tp_size)
+            validate_ranks(mixer, tp_size)
         elif shape.num_heads % tp_size or (shape.num_kv_heads % tp_size and tp_size % shape.num_kv_heads):
             raise ConfigError(
                 f"tensor_parallel_size = {tp_size}: softmax layers have {shape.num_heads} heads on "

@@ -12,7 +12,7 @@ from transformers import LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3Fo
 from evalsuite.foundation import CheckpointError
 from evalsuite.models import build_student, describe_checkpoint, load_checkpoint
 from evalsuite.models.checkpoints.location import POCKET
-from evalsuite.models.checkpoints.streaming import NewStudentWeights, RandomWeights, StoredWeights
+from evalsuite.models.checkpoints.streaming import NewStudentWeights, StoredWeights
 from evalsuite.models.decoder import StudentForCausalLM
 from evalsuite.models.decoder.deferred_init import DeferredInit, DrawnWeights
 from evalsuite.models.mixers import MIXERS
@@ -32,9 +32,13 @@ CONFIG = Qwen3Config(
 )
 
 
-@pytest.fixture
-def teacher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.fixture(autouse=True)
+def _most_weights_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("evalsuite.models.decoder.deferred_init.LARGE", LARGE)
+
+
+@pytest.fixture
+def teacher(tmp_path: Path) -> Path:
     torch.manual_seed(0)
     model = Qwen3ForCausalLM(CONFIG)
     model.generation_config.max_length = 77
@@ -82,7 +86,7 @@ def test_rows_of_a_new_student(teacher: Path, mixer: str, init: str) -> None:
 
 def test_rows_of_random_weights(teacher: Path) -> None:
     state = torch.get_rng_state()
-    weights = RandomWeights(lambda: Qwen3ForCausalLM(CONFIG), seed=7)
+    weights = DrawnWeights(lambda: Qwen3ForCausalLM(CONFIG), seed=7)
     assert torch.equal(torch.get_rng_state(), state)
     torch.manual_seed(7)
     assert_equal(weights, Qwen3ForCausalLM(CONFIG))
@@ -95,7 +99,7 @@ def test_a_large_weight_is_written_only_when_it_is_read(monkeypatch: pytest.Monk
     monkeypatch.setattr(
         DeferredInit, "value", lambda self, tensor: written.append(tensor.numel()) or original(self, tensor)
     )
-    drawn = DrawnWeights(lambda: Qwen3ForCausalLM(CONFIG), seed=0, large=LARGE)
+    drawn = DrawnWeights(lambda: Qwen3ForCausalLM(CONFIG), seed=0)
     assert not written
     assert drawn["model.layers.1.mlp.up_proj.weight"].std() == pytest.approx(0.02, rel=0.1)
     assert written == [48 * 32]
@@ -136,7 +140,7 @@ def test_a_weight_that_is_read_is_written_first() -> None:
         layer.scale = torch.nn.Parameter(torch.stack([layer.weight.norm(), layer.weight.max()]))
         return layer
 
-    drawn = DrawnWeights(make, seed=0, large=LARGE)
+    drawn = DrawnWeights(make, seed=0)
     torch.manual_seed(0)
     expected = make()
     for name, parameter in expected.named_parameters():
