@@ -106,7 +106,7 @@ class InProcessEngine(EngineType):
         versions = {"torch": torch.__version__, "transformers": transformers.__version__}
         is_ours = isinstance(model, StudentForCausalLM)
         versions["source"] = source_hash(*self.source, *(STUDENT_SOURCE if is_ours else ()))
-        if is_ours and not model.config.is_teacher:
+        if is_ours:
             versions |= plugin_versions(model.config)
             versions["recurrence"] = kernel_versions(model.device, model.dtype) or "torch"
         if (code := remote_code_hash(model)) is not None:
