@@ -90,76 +90,53 @@ def _qk_norm_kind(attention: nn.Module) -> Literal["head", "all_heads"] | None:
     return "all_heads" if several and weight is not None and weight.numel() == channels else "head"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HeadLayout:
-    """Heads of a mixer and their widths."""
+def divide_heads(shape: AttentionShape, options: MixerOptions, where: str) -> tuple[int, int, int, int, int]:
+    """Divide the teacher's channels among the heads that `options` ask for.
 
-    num_heads: int
-    num_kv_heads: int
-    num_q_heads: int
-    """Heads of q_proj; fewer than `num_heads` if heads share a query."""
-    num_k_heads: int
-    head_dim: int
-    """The teacher's channels per head, or what `num_heads` makes of them; the unit of the two widths."""
-    head_k_dim: int
-    head_v_dim: int
+    Returns:
+        Heads, heads of values, channels per head (the teacher's, or what `num_heads` makes of them), and the
+        widths of a head's keys and of its values.
 
-    @classmethod
-    def of(cls, shape: AttentionShape, options: MixerOptions, where: str) -> "HeadLayout":
-        """Divide the teacher's channels among the heads that `options` ask for.
-
-        Raises:
-            ConfigError: the channels do not divide, or the teacher's rotary embedding or QK-norm has not
-                the heads' width; the message starts with `where`.
-        """
-        num_heads = options.num_heads or shape.num_heads
-        head_dim = _divide(shape.num_heads * shape.head_dim, num_heads, f"{where}: num_heads = {num_heads}")
-        num_kv_heads = num_heads
-        if not options.expand_kv:
-            num_kv_heads = _divide(
-                shape.num_kv_heads * shape.head_dim, head_dim, f"{where}: expand_kv = False"
-            )
-            _divide(num_heads, num_kv_heads, f"{where}: {num_kv_heads} key and value heads")
-        if options.num_qk_heads:
-            _divide(num_heads, options.num_qk_heads, f"{where}: num_qk_heads = {options.num_qk_heads}")
-        widths = []
-        for name, factor in (("expand_k", options.expand_k), ("expand_v", options.expand_v)):
-            if not (head_dim * factor).is_integer():
-                raise ConfigError(
-                    f"{where}: {name} = {factor} makes {head_dim * factor} channels of {head_dim}"
-                )
-            widths.append(int(head_dim * factor))
-        if shape.qk_norm == "all_heads" and options.teacher_qk_norm and options.num_qk_heads:
-            raise ConfigError(
-                f"{where}: num_qk_heads = {options.num_qk_heads}: the teacher's QK-norm spans all of its "
-                "heads; set teacher_qk_norm: false"
-            )
-        if widths[0] != shape.head_dim:
-            # Heads of the teacher's channels and more rotate the teacher's.
-            is_wider = head_dim == shape.head_dim and widths[0] > head_dim
-            for used, what, remedy in (
-                (options.rotary and shape.rotary and not is_wider, "rotary embedding", "rotary: false"),
-                (bool(options.window), "width of queries and keys", "window: 0"),
-                (
-                    shape.qk_norm is not None and options.teacher_qk_norm,
-                    "QK-norm",
-                    "teacher_qk_norm: false",
-                ),
-            ):
-                if used:
-                    raise ConfigError(
-                        f"{where}: the teacher's {what} has {shape.head_dim} channels, the heads have "
-                        f"{widths[0]}; set {remedy}"
-                    )
-        return cls(
-            num_heads=num_heads,
-            num_kv_heads=num_kv_heads,
-            num_q_heads=options.num_qk_heads or num_heads,
-            num_k_heads=options.num_qk_heads or num_kv_heads,
-            head_dim=head_dim,
-            head_k_dim=widths[0],
-            head_v_dim=widths[1],
+    Raises:
+        ConfigError: the channels do not divide, or the teacher's rotary embedding or QK-norm has not the
+            heads' width; the message starts with `where`.
+    """
+    num_heads = options.num_heads or shape.num_heads
+    head_dim = _divide(shape.num_heads * shape.head_dim, num_heads, f"{where}: num_heads = {num_heads}")
+    num_kv_heads = num_heads
+    if not options.expand_kv:
+        num_kv_heads = _divide(shape.num_kv_heads * shape.head_dim, head_dim, f"{where}: expand_kv = False")
+        _divide(num_heads, num_kv_heads, f"{where}: {num_kv_heads} key and value heads")
+    if options.num_qk_heads:
+        _divide(num_heads, options.num_qk_heads, f"{where}: num_qk_heads = {options.num_qk_heads}")
+    widths = []
+    for name, factor in (("expand_k", options.expand_k), ("expand_v", options.expand_v)):
+        if not (head_dim * factor).is_integer():
+            raise ConfigError(f"{where}: {name} = {factor} makes {head_dim * factor} channels of {head_dim}")
+        widths.append(int(head_dim * factor))
+    if shape.qk_norm == "all_heads" and options.teacher_qk_norm and options.num_qk_heads:
+        raise ConfigError(
+            f"{where}: num_qk_heads = {options.num_qk_heads}: the teacher's QK-norm spans all of its "
+            "heads; set teacher_qk_norm: false"
         )
+    if widths[0] != shape.head_dim:
+        # Heads of the teacher's channels and more rotate the teacher's.
+        is_wider = head_dim == shape.head_dim and widths[0] > head_dim
+        for used, what, remedy in (
+            (options.rotary and shape.rotary and not is_wider, "rotary embedding", "rotary: false"),
+            (bool(options.window), "width of queries and keys", "window: 0"),
+            (
+                shape.qk_norm is not None and options.teacher_qk_norm,
+                "QK-norm",
+                "teacher_qk_norm: false",
+            ),
+        ):
+            if used:
+                raise ConfigError(
+                    f"{where}: the teacher's {what} has {shape.head_dim} channels, the heads have "
+                    f"{widths[0]}; set {remedy}"
+                )
+    return num_heads, num_kv_heads, head_dim, widths[0], widths[1]
 
 
 def _divide(channels: int, parts: int, where: str) -> int:

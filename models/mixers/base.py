@@ -8,7 +8,7 @@ Each mixer's own file defines its options, feature map, gates and write rule; th
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +16,7 @@ from torch.nn import functional
 from transformers import initialization as init
 
 from evalsuite.foundation import ConfigError
-from evalsuite.models.mixers.attention_shape import AttentionShape, HeadLayout
-from evalsuite.models.mixers.convolution import ShortConvolution, apply_short_convolutions
+from evalsuite.models.mixers.attention_shape import AttentionShape, divide_heads
 from evalsuite.models.mixers.interface import (
     AttentionSpan,
     CacheSpec,
@@ -30,6 +29,7 @@ from evalsuite.models.mixers.interface import (
 from evalsuite.models.mixers.layers import (
     OutputNorm,
     RMSNorm,
+    ShortConvolution,
     divide_by_normalizer,
     init_constant_,
     make_projection,
@@ -37,7 +37,8 @@ from evalsuite.models.mixers.layers import (
 )
 from evalsuite.models.mixers.options import MixerOptions
 from evalsuite.models.mixers.teacher_weights import copy_projections
-from evalsuite.models.mixers.window_branch import WindowBranch
+from evalsuite.models.mixers.window_branch import mix_window, mix_window_matrix, window_heads
+from evalsuite.models.mixers.window_state import state_shapes as window_state_shapes
 from evalsuite.models.ops.recurrence import (
     OWN,
     RecurrenceInputs,
@@ -47,10 +48,11 @@ from evalsuite.models.ops.recurrence import (
 )
 from evalsuite.models.ops.rms_norm import l2_norm
 from evalsuite.models.ops.rotary import rotary
+from evalsuite.models.ops.short_conv import short_convolutions
 from evalsuite.models.ops.swiglu import swiglu
 
 Convolve = Callable[[Sequence[Tensor]], tuple[Sequence[Tensor], Tensor]]
-"""Convolves tensors [B, T, Cᵢ] by a layer's convolutions; see `apply_short_convolutions`."""
+"""Convolves tensors [B, T, Cᵢ] by a layer's convolutions: the outputs, and the new state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +64,8 @@ class Prepared:
     """Weight with which each token adds its own value to its output, [B, T, H] or [H]."""
     x: Tensor
     """Input of projections and output gate [B, T, hidden]: the layer's, after `convolve_input`."""
-    projected: tuple[Tensor, Tensor] | None
-    """q and k [B, T, heads · K] before convolution and activation, if the layer has a window."""
+    window: tuple[Tensor, Tensor] | None
+    """Rotated q and k [B, T, H, K] of the window, if the layer has one."""
     state: MixerState
     """New state of the convolutions."""
 
@@ -88,10 +90,11 @@ class RecurrentMixer(Mixer):
         super().__init__()
         shape = attention_shape
         self.attention_shape, self.options, self.layer_idx = shape, options, layer_idx
-        heads = HeadLayout.of(shape, options, f"layer {layer_idx}: {self.name}")
-        self.num_heads, self.num_kv_heads, self.head_dim = heads.num_heads, heads.num_kv_heads, heads.head_dim
-        self.head_k_dim, self.head_v_dim = heads.head_k_dim, heads.head_v_dim
-        q_dim, k_dim = heads.num_q_heads * self.head_k_dim, heads.num_k_heads * self.head_k_dim
+        self.num_heads, self.num_kv_heads, self.head_dim, self.head_k_dim, self.head_v_dim = divide_heads(
+            shape, options, f"layer {layer_idx}: {self.name}"
+        )
+        q_dim = (options.num_qk_heads or self.num_heads) * self.head_k_dim
+        k_dim = (options.num_qk_heads or self.num_kv_heads) * self.head_k_dim
         v_dim, o_dim = self.num_kv_heads * self.head_v_dim, self.num_heads * self.head_v_dim
         self.q_proj = nn.Linear(shape.hidden_size, q_dim, bias=shape.q_bias)
         self.k_proj = nn.Linear(shape.hidden_size, k_dim, bias=shape.k_bias)
@@ -111,10 +114,13 @@ class RecurrentMixer(Mixer):
         if options.output_gate != "none":
             rank = self.head_dim if options.gate_rank < 0 else options.gate_rank
             self.g_proj = make_projection(shape.hidden_size, o_dim, rank, options.gate_bias)
+        if options.window and not self.has_keys:
+            raise ConfigError(
+                f"layer {layer_idx}: {self.name} has no keys that a window could attend to; set window: 0"
+            )
         if options.window:
             self.span = AttentionSpan(options.window, options.window_sinks)
             self.state_kind, self.served_as = StateKind.RECURRENT | StateKind.WINDOW, None
-            self.window_branch = WindowBranch.of(self)
         self._build_parameters()
         self.scale = 1.0 if options.scale == "one" else self.key_dim() ** -0.5
 
@@ -130,14 +136,11 @@ class RecurrentMixer(Mixer):
     def _build_convolutions(self) -> None:
         options = self.options
         if options.short_conv:
-            silu: list[Literal["silu"] | None] = [
-                "silu" if options.activation == "silu" else None,
-                "silu" if options.activation == "silu" and self.has_keys else None,
-                "silu" if self._v_activated_by_conv else None,
-            ]
+            silu = options.activation == "silu"
+            activated = silu, silu and self.has_keys, self._v_activated_by_conv
             self.q_conv1d, self.k_conv1d, self.v_conv1d = (
-                ShortConvolution(width, options.short_conv, activation)
-                for width, activation in zip(self.qkv_dims, silu, strict=True)
+                ShortConvolution(width, options.short_conv, activates)
+                for width, activates in zip(self.qkv_dims, activated, strict=True)
             )
 
     @property
@@ -167,12 +170,9 @@ class RecurrentMixer(Mixer):
         """
         return None
 
-    def normalizer(self, total: Tensor) -> Tensor | None:
-        """Divisor of the output, given Σ_j A_tj [B, T, H, 1]; None for a mixer without normaliser.
-
-        A mixer that returns a tensor also sets `uses_normalizer`.
-        """
-        return None
+    def normalizer(self, total: Tensor) -> Tensor:
+        """Divisor of the output, given Σ_j A_tj [B, T, H, 1], of a mixer that sets `uses_normalizer`."""
+        raise NotImplementedError
 
     def reset_parameters(self) -> None:
         """Set the initial values that are not random; mixers extend this. Runs after all linear layers."""
@@ -224,7 +224,9 @@ class RecurrentMixer(Mixer):
         if self.options.short_conv > 1:
             channels = sum(convolution.channels for convolution in self._convolutions())
             shapes["convolution"] = (channels, self.options.short_conv - 1)
-        return shapes | (self.window_branch.state_shapes if self.options.window else {})
+        if self.span is not None:
+            shapes |= window_state_shapes(self.span, self.num_heads, self.head_k_dim, self.head_v_dim)
+        return shapes
 
     def cache_spec(self) -> CacheSpec:
         return CacheSpec(states=self.state_shapes())
@@ -252,7 +254,9 @@ class RecurrentMixer(Mixer):
 
         def convolve(parts: Sequence[Tensor]) -> tuple[Sequence[Tensor], Tensor]:
             past = None if state is None else state.get("convolution")
-            return apply_short_convolutions(self._convolutions(), parts, past, token_mask, cu_seqlens, access)
+            weights = [each.weight for each in self._convolutions()]
+            num_activated = sum(each.silu for each in self._convolutions())
+            return short_convolutions(parts, weights, num_activated, past, token_mask, cu_seqlens, access)
 
         x, new_state = self.convolve_input(x, convolve)
         q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
@@ -261,7 +265,7 @@ class RecurrentMixer(Mixer):
         elif hasattr(self, "q_norm"):
             q = self.q_norm(self.split_heads(q)).flatten(2)
             k = self.k_norm(self.split_heads(k)).flatten(2) if self.has_keys else k
-        projected = (q, k) if self.options.window else None
+        window = window_heads(self, q, k, position_embeddings) if self.options.window else None
         if self.convolves_projections:
             (q, k, v), new_state["convolution"] = convolve([q, k, v])
         elif self.options.activation == "silu":
@@ -294,7 +298,7 @@ class RecurrentMixer(Mixer):
         skip = self.skip(inputs)
         if self.uses_normalizer:
             inputs = replace(inputs, v=functional.pad(inputs.v, [0, 1], value=1.0))
-        return Prepared(inputs, skip, x, projected, new_state)
+        return Prepared(inputs, skip, x, window, new_state)
 
     def split_heads(self, x: Tensor) -> Tensor:
         """[B, T, H · K] → [B, T, H, K]."""
@@ -304,9 +308,7 @@ class RecurrentMixer(Mixer):
         """Apply normaliser and skip connection to the recurrence's output: [B, T, H, V]."""
         if self.uses_normalizer:
             values, total = o.split([o.shape[-1] - 1, 1], -1)
-            divisor = self.normalizer(total)
-            assert divisor is not None
-            o = divide_by_normalizer(values, divisor)
+            o = divide_by_normalizer(values, self.normalizer(total))
         if layer.skip is not None:
             o = o + layer.skip.to(o.dtype).unsqueeze(-1) * layer.inputs.v
         return o
@@ -357,12 +359,12 @@ class RecurrentMixer(Mixer):
         )
         o, last = self.recurrence(layer.inputs)
         mixed, new_state = self.apply_normalizer(o, layer), {"recurrent": last, **layer.state}
-        if self.options.window:
-            mixed, window_state = self.window_branch.mix(
+        if layer.window is not None:
+            mixed, window_state = mix_window(
+                self,
                 mixed,
-                layer.projected,
+                layer.window,
                 self._values(layer.inputs),
-                position_embeddings,
                 state=state,
                 token_mask=token_mask,
                 cu_seqlens=cu_seqlens,
@@ -420,9 +422,8 @@ class RecurrentMixer(Mixer):
             skip = layer.skip.expand(layer.inputs.v.shape[:3]).transpose(1, 2)
             weights = weights + torch.diag_embed(skip.to(weights.dtype))
         if self.uses_normalizer:
-            divisor = self.normalizer(weights.sum(-1).transpose(1, 2).unsqueeze(-1))
-            assert divisor is not None
-            weights = weights / divisor.transpose(1, 2)
-        if self.options.window:
-            weights = self.window_branch.mix_matrix(weights, layer.projected, position_embeddings, token_mask)
+            total = weights.sum(-1).transpose(1, 2).unsqueeze(-1)
+            weights = weights / self.normalizer(total).transpose(1, 2)
+        if layer.window is not None:
+            weights = mix_window_matrix(self, weights, layer.window, token_mask)
         return weights, self._values(layer.inputs)

@@ -16,7 +16,6 @@ from evalsuite.models.ops.recurrence import RecurrenceInputs
 @dataclass(frozen=True, kw_only=True)
 class DeltaNetOptions(DeltaOptions):
     presets: ClassVar[dict[str, dict[str, Any]]] = {
-        "house": {},
         # fla's DeltaNet, whose default has no output gate.
         "native": {**DELTA_NATIVE, "output_gate": "none"},
     }

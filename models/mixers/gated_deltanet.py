@@ -24,7 +24,6 @@ class DeltaOptions(MixerOptions):
 @dataclass(frozen=True, kw_only=True)
 class GatedDeltaNetOptions(DecayOptions, DeltaOptions):
     presets: ClassVar[dict[str, dict[str, Any]]] = {
-        "house": {},
         # fla's GatedDeltaNet.
         "native": {**DELTA_NATIVE, "decay_init": "native"},
     }

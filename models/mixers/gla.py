@@ -28,7 +28,6 @@ class GLAOptions(DecayOptions):
     """α_t = sigmoid(W x_t + b)^{1/τ}."""
 
     presets: ClassVar[dict[str, dict[str, Any]]] = {
-        "house": {},
         # fla's GatedLinearAttention.
         "native": {**ADDITIVE_NATIVE, "scale_writes": False, "decay_init": "native"},
     }

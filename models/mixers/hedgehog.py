@@ -20,7 +20,6 @@ class HedgehogOptions(MixerOptions):
     """Uses the teacher's rotated queries and keys unchanged."""
 
     presets: ClassVar[dict[str, dict[str, Any]]] = {
-        "house": {},
         # fla's HedgehogFeatureMap in normalized linear attention, on rotated q and k as in the paper.
         "native": {"short_conv": 0, "output_gate": "none", "scale": "head_dim", "shared_feature_map": True},
     }
@@ -71,5 +70,5 @@ class Hedgehog(RecurrentMixer):
         mapped = torch.einsum("bthd,hde->bthe", x, self.feature_proj[which].to(x.dtype))
         return torch.cat([mapped, -mapped], -1).softmax(-1)
 
-    def normalizer(self, total: Tensor) -> Tensor | None:
+    def normalizer(self, total: Tensor) -> Tensor:
         return total.clamp_min(1e-6)

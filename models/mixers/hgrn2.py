@@ -23,7 +23,6 @@ class HGRN2Options(DecayOptions):
     """Each state channel is an average of values, so queries are scaled to sum to at most one."""
 
     presets: ClassVar[dict[str, dict[str, Any]]] = {
-        "house": {},
         # fla's HGRN2Attention: the query is the output gate, and one norm spans all heads.
         "native": {
             "short_conv": 0,

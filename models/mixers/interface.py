@@ -76,6 +76,16 @@ class AttentionSpan:
         near = keys > queries - self.window
         return seen & (near | (keys < self.sinks) if self.sinks else near)
 
+    def softmax(self, scores: Tensor, token_mask: Tensor | None) -> Tensor:
+        """Softmax of scores [B, H, T, T] over what queries attend to; rows and columns of pads are zero."""
+        places = torch.arange(scores.shape[-1], device=scores.device)[None]
+        if token_mask is not None:
+            places = token_mask.int().cumsum(1) - 1
+        visible = self.visible(places[:, :, None], places[:, None])[:, None]
+        if token_mask is not None:
+            visible = visible & token_mask[:, None, None, :] & token_mask[:, None, :, None]
+        return scores.masked_fill(~visible, -torch.inf).softmax(-1).nan_to_num()
+
     def mean_length(self, length: int) -> float:
         """Tokens that a query attends to, averaged over a sequence of `length` tokens."""
         whole = length if self.window is None else min(length, self.window + self.sinks)

@@ -26,7 +26,6 @@ from evalsuite.models.ops.recurrence import RecurrenceInputs
 @dataclass(frozen=True, kw_only=True)
 class KDAOptions(DecayOptions, DeltaOptions):
     presets: ClassVar[dict[str, dict[str, Any]]] = {
-        "house": {},
         # fla's KimiDeltaAttention: low-rank sigmoid gate with a bias.
         "native": {
             **DELTA_NATIVE,

@@ -62,6 +62,26 @@ class OutputNorm(nn.Module):
         return self.weight.view(x.shape[-2:]).to(x.dtype) * exact.to(x.dtype)
 
 
+class ShortConvolution(nn.Module):
+    """Parameters of y_t = Σ_d w_d x_{t-d} per channel, optionally followed by SiLU.
+
+    Initialised to the identity (all weight on the current token), so that the copied projection before it is
+    not disturbed (arXiv 2603.26556, section 4.1). The convolutions of q, k and v, named as in fla, are
+    computed together by `short_convolutions` and share one state.
+    """
+
+    def __init__(self, channels: int, kernel_size: int, silu: bool) -> None:
+        super().__init__()
+        self.channels, self.silu = channels, silu
+        self.weight = nn.Parameter(torch.empty(channels, 1, kernel_size))
+
+    def reset_parameters(self) -> None:
+        """Set the identity."""
+        identity = torch.zeros_like(self.weight)
+        identity[..., -1] = 1.0
+        init.copy_(self.weight, identity)
+
+
 def repeat_heads(x: Tensor, num_heads: int) -> Tensor:
     """[B, T, groups, D] → [B, T, num_heads, D]."""
     groups = x.shape[2]

@@ -18,7 +18,6 @@ class LinearAttentionOptions(MixerOptions):
     """The state never decays, so positions come from the rotary embedding."""
 
     presets: ClassVar[dict[str, dict[str, Any]]] = {
-        "house": {},
         # fla's LinearAttention.
         "native": {
             "rotary": False,
@@ -76,5 +75,5 @@ class LinearAttention(RecurrentMixer):
         of_keys = self.feature_map_q if self.options.tie_feature_map_qk else self.feature_map_k
         return replace(inputs, q=self.feature_map_q(inputs.q), k=of_keys(inputs.k))
 
-    def normalizer(self, total: Tensor) -> Tensor | None:
+    def normalizer(self, total: Tensor) -> Tensor:
         return total.clamp_min(1e-4)

@@ -24,7 +24,6 @@ class Mamba2Options(DecayOptions):
     teacher's queries and keys are longer than those of a trained Mamba-2."""
 
     presets: ClassVar[dict[str, dict[str, Any]]] = {
-        "house": {},
         # The authors' Mamba2 (and fla's): SiLU on x, B and C, gate before one norm over all heads, D = 1.
         "native": {
             "v_activation": "silu",

@@ -11,9 +11,9 @@ from transformers import initialization as init
 
 from evalsuite.foundation import ConfigError
 from evalsuite.models.mixers.base import Convolve
-from evalsuite.models.mixers.convolution import ShortConvolution
 from evalsuite.models.mixers.hgrn2 import HGRN2, HGRN2Options
 from evalsuite.models.mixers.interface import MIXERS, MixerState
+from evalsuite.models.mixers.layers import ShortConvolution
 from evalsuite.models.mixers.options import MixerOptions
 from evalsuite.models.ops.recurrence import RecurrenceInputs
 
@@ -21,7 +21,6 @@ from evalsuite.models.ops.recurrence import RecurrenceInputs
 @dataclass(frozen=True, kw_only=True)
 class MetaLAOptions(HGRN2Options):
     presets: ClassVar[dict[str, dict[str, Any]]] = {
-        "house": {},
         # The authors' layer; its queries and decays have half the width (expand_k: 0.5).
         "native": {
             "short_conv_input": True,
@@ -66,7 +65,7 @@ class MetaLA(HGRN2):
             super()._build_convolutions()
             return
         width = self.attention_shape.hidden_size
-        self.conv1d = ShortConvolution(width, self.options.short_conv, "silu")
+        self.conv1d = ShortConvolution(width, self.options.short_conv, silu=True)
 
     def _convolutions(self) -> tuple[ShortConvolution, ...]:
         return (self.conv1d,) if self.options.short_conv_input else super()._convolutions()

@@ -30,7 +30,6 @@ class MLSTMOptions(DecayOptions):
     """Raw queries and keys, scaled as in attention: the normaliser compensates for their size."""
 
     presets: ClassVar[dict[str, dict[str, Any]]] = {
-        "house": {},
         # mLSTM layer of xLSTM-7B; its queries and keys have half the width (expand_k: 0.5).
         "native": {
             "short_conv": 0,
@@ -96,5 +95,5 @@ class MLSTM(RecurrentMixer):
     def _soft_cap(self, logits: Tensor) -> Tensor:
         return soft_capped(upcast_fp32(logits), self.options.gate_cap)
 
-    def normalizer(self, total: Tensor) -> Tensor | None:
+    def normalizer(self, total: Tensor) -> Tensor:
         return total.abs().clamp_min(1.0)

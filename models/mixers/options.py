@@ -13,8 +13,8 @@ class MixerOptions:
     """Options common to all recurrent mixers; a mixer changes the defaults and adds its own."""
 
     presets: ClassVar[dict[str, dict[str, Any]]] = {"house": {}}
-    """Named sets of values: `house`, the defaults; `native`, the layer of the paper and its authors' code,
-    in the teacher's widths. A recipe names one as `preset` and may override single options."""
+    """Named sets of values: `house`, the defaults, which each mixer has; `native`, the layer of the paper and
+    its authors' code, in the teacher's widths. A recipe names one as `preset` and may override options."""
 
     least: ClassVar[dict[str, int]] = {
         "short_conv": 0,
@@ -66,6 +66,9 @@ class MixerOptions:
     `window_branch`."""
     window_sinks: int = 0
     """Number of first tokens that the window's queries attend to as well."""
+
+    def __init_subclass__(cls) -> None:
+        cls.presets = MixerOptions.presets | cls.presets
 
     def __post_init__(self) -> None:
         for name, least in self.least.items():

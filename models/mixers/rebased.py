@@ -20,7 +20,6 @@ class ReBasedOptions(MixerOptions):
     """The square makes all weights positive and the state wide, so heads are projected to fewer channels."""
 
     presets: ClassVar[dict[str, dict[str, Any]]] = {
-        "house": {},
         # fla's ReBasedLinearAttention after a projection of the teacher's queries and keys to `feature_dim`
         # channels; its own queries and keys have that width themselves (feature_proj: false, expand_k).
         "native": {
@@ -114,6 +113,6 @@ class ReBased(RecurrentMixer):
         pick = torch.eye(width, dtype=small.dtype, device=x.device)
         return (small @ pick[:, first]) * (small @ pick[:, second]) * weight
 
-    def normalizer(self, total: Tensor) -> Tensor | None:
+    def normalizer(self, total: Tensor) -> Tensor:
         floor = self.options.floor
         return total + floor if self.options.add_floor else total.clamp_min(floor)

@@ -21,7 +21,6 @@ class RetNetOptions(DecayOptions):
     """Retention applies rotary embeddings to queries and keys, and no activation."""
 
     presets: ClassVar[dict[str, dict[str, Any]]] = {
-        "house": {},
         # fla's MultiScaleRetention; its values are twice as wide by default (expand_v: 2).
         "native": {**ADDITIVE_NATIVE, "rotary": True, "scale_writes": False},
     }

@@ -26,7 +26,7 @@ from evalsuite.models.mixers.interface import (
     StateKind,
     layer_cache,
 )
-from evalsuite.models.mixers.layers import add_norm
+from evalsuite.models.mixers.layers import add_norm, repeat_heads
 from evalsuite.models.mixers.teacher_weights import SOFTMAX_INITS, copy_softmax
 from evalsuite.models.mixers.window_state import attend_with_state, state_shapes
 from evalsuite.models.ops.attention import branch_attention, rotate_and_store
@@ -243,18 +243,9 @@ class SoftmaxMixer(Mixer):
         """Return the attention matrix [B, H, T, T] and the values [B, T, H, V] that it mixes."""
         assert position_embeddings is not None
         q, k, v = self.project(hidden_states, position_embeddings)
-        k = k.repeat_interleave(self.num_key_value_groups, 2)
-        v = v.repeat_interleave(self.num_key_value_groups, 2)
+        k, v = (repeat_heads(x, q.shape[2]) for x in (k, v))
         scores = torch.einsum("bthd,bshd->bhts", q, k).float() * self.scaling
-        scores = soft_capped(scores, self.attention_shape.soft_cap)
-        places = torch.arange(scores.shape[-1], device=scores.device)[None]
-        if token_mask is not None:
-            places = token_mask.int().cumsum(1) - 1
-        visible = self.span.visible(places[:, :, None], places[:, None])[:, None]
-        if token_mask is not None:
-            visible = visible & token_mask[:, None, None, :]
-        # The softmax over a pad's empty row is NaN; its value is never used.
-        return scores.masked_fill(~visible, -torch.inf).softmax(-1).nan_to_num(), v
+        return self.span.softmax(soft_capped(scores, self.attention_shape.soft_cap), token_mask), v
 
 
 @MIXERS.register("sliding_window")

@@ -9,18 +9,15 @@ values; the attention's queries and keys are the teacher's: normalised and rotat
 recurrence's convolutions, activations and feature maps.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from evalsuite.foundation import ConfigError
-from evalsuite.models.mixers.attention_shape import AttentionShape
-from evalsuite.models.mixers.interface import AttentionSpan
+from evalsuite.models.mixers.interface import MixerState
 from evalsuite.models.mixers.layers import repeat_heads
-from evalsuite.models.mixers.window_state import attend_with_state, mix_values, state_shapes
+from evalsuite.models.mixers.window_state import attend_with_state, mix_values
 from evalsuite.models.ops.numerics import soft_capped
 from evalsuite.models.ops.rotary import rotary
 
@@ -28,123 +25,63 @@ SHARE = 0.5
 """Of the attention in the output."""
 
 
-@dataclass(frozen=True)
-class WindowBranch:
-    """The attention of one layer; it has no parameters of its own."""
+def window_heads(
+    mixer: Any, q: Tensor, k: Tensor, position_embeddings: tuple[Tensor, Tensor] | None
+) -> tuple[Tensor, Tensor]:
+    """Rotated queries and keys [B, T, H, K] from the projections [B, T, heads · K] of a recurrent mixer."""
+    q, k = (repeat_heads(mixer.split_heads(x), mixer.num_heads) for x in (q, k))
+    if not mixer.attention_shape.rotary:
+        return q, k
+    if position_embeddings is None:
+        raise ConfigError("a recurrent layer with a window needs position_embeddings")
+    return rotary(q, *position_embeddings), rotary(k, *position_embeddings)
 
-    shape: AttentionShape
-    span: AttentionSpan
-    num_heads: int
-    head_k_dim: int
-    head_v_dim: int
 
-    @classmethod
-    def of(cls, mixer: Any) -> "WindowBranch":
-        """The branch of a recurrent mixer whose options have a window. Raises ConfigError without keys."""
-        if not mixer.has_keys:
-            raise ConfigError(
-                f"layer {mixer.layer_idx}: {mixer.name} has no keys that a window could attend to; "
-                "set window: 0"
-            )
-        return cls(mixer.attention_shape, mixer.span, mixer.num_heads, mixer.head_k_dim, mixer.head_v_dim)
+def mix_window(
+    mixer: Any,
+    mixed: Tensor,
+    heads: tuple[Tensor, Tensor],
+    v: Tensor,
+    *,
+    state: MixerState | None,
+    token_mask: Tensor | None,
+    cu_seqlens: Tensor | None,
+    packed_mask: Any,
+) -> tuple[Tensor, MixerState]:
+    """Add the attention's share to the output `mixed` [B, T, H, V] of a mixer's recurrence.
 
-    @property
-    def scale(self) -> float:
-        """Factor on the products of queries and keys: the teacher's."""
-        return self.shape.scaling or self.head_k_dim**-0.5
+    Args:
+        heads: what `window_heads` returned; v: the values [B, T, H, V].
+        packed_mask: with `cu_seqlens`, true where a query attends: bool [rows, 1, L, L], rows · L = T.
 
-    @property
-    def state_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shape per sequence of each part of the state."""
-        return state_shapes(self.span, self.num_heads, self.head_k_dim, self.head_v_dim)
+    Returns:
+        The sum, and the new state (none for packed sequences).
 
-    def mix(
-        self,
-        mixed: Tensor,
-        projected: tuple[Tensor, Tensor] | None,
-        values: Tensor,
-        position_embeddings: tuple[Tensor, Tensor] | None,
-        **where: Any,
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Add the attention's share to the output `mixed` [B, T, H, V] of the recurrence; see `attend`."""
-        assert projected is not None
-        near, state = self.attend(*self.heads(*projected, position_embeddings), values, **where)
-        return torch.lerp(mixed, near.to(mixed.dtype), SHARE), state
+    Raises:
+        ConfigError: packed sequences that continue from a state.
+    """
+    arguments = {"scale": _scale(mixer), "cap": mixer.attention_shape.soft_cap}
+    if cu_seqlens is None:
+        near, new = attend_with_state(
+            *heads, v, span=mixer.span, state=state, token_mask=token_mask, **arguments
+        )
+    elif state is not None:
+        raise ConfigError("a recurrent layer with a window cannot continue packed sequences")
+    else:
+        q, k, v = (x.reshape(len(packed_mask), -1, *x.shape[2:]).transpose(1, 2) for x in (*heads, v))
+        near, new = mix_values(q, k, v, packed_mask, **arguments).transpose(1, 2).reshape(mixed.shape), {}
+    return torch.lerp(mixed, near.to(mixed.dtype), SHARE), new
 
-    def mix_matrix(
-        self,
-        weights: Tensor,
-        projected: tuple[Tensor, Tensor] | None,
-        position_embeddings: tuple[Tensor, Tensor] | None,
-        token_mask: Tensor | None,
-    ) -> Tensor:
-        """The same for the recurrence's matrix [B, H, T, T]."""
-        assert projected is not None
-        near = self.matrix(*self.heads(*projected, position_embeddings), token_mask)
-        return torch.lerp(weights, near.to(weights.dtype), SHARE)
 
-    def heads(
-        self, q: Tensor, k: Tensor, position_embeddings: tuple[Tensor, Tensor] | None
-    ) -> tuple[Tensor, Tensor]:
-        """Rotated queries and keys [B, T, H, K] from the projections [B, T, heads · K]."""
-        q, k = (repeat_heads(x.unflatten(-1, (-1, self.head_k_dim)), self.num_heads) for x in (q, k))
-        if not self.shape.rotary:
-            return q, k
-        if position_embeddings is None:
-            raise ConfigError("a recurrent layer with a window needs position_embeddings")
-        return rotary(q, *position_embeddings), rotary(k, *position_embeddings)
+def mix_window_matrix(
+    mixer: Any, weights: Tensor, heads: tuple[Tensor, Tensor], token_mask: Tensor | None
+) -> Tensor:
+    """The same for the recurrence's matrix [B, H, T, T]."""
+    scores = torch.einsum("bthd,bshd->bhts", *heads) * _scale(mixer)
+    near = mixer.span.softmax(soft_capped(scores, mixer.attention_shape.soft_cap), token_mask)
+    return torch.lerp(weights, near.to(weights.dtype), SHARE)
 
-    def attend(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        *,
-        state: Mapping[str, Tensor] | None,
-        token_mask: Tensor | None,
-        cu_seqlens: Tensor | None,
-        packed_mask: Tensor | None,
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Mix the values [B, T, H, V]: the mixed values, and the new state (none for packed sequences).
 
-        Raises:
-            ConfigError: packed sequences that continue from a state.
-        """
-        if cu_seqlens is None:
-            return attend_with_state(
-                q,
-                k,
-                v,
-                span=self.span,
-                scale=self.scale,
-                cap=self.shape.soft_cap,
-                state=state,
-                token_mask=token_mask,
-            )
-        if state is not None:
-            raise ConfigError("a recurrent layer with a window cannot continue packed sequences")
-        mask = self._mask(cu_seqlens, q) if packed_mask is None else packed_mask
-        rows = mask.shape[0]
-        q, k, v = (x.reshape(rows, -1, *x.shape[2:]).transpose(1, 2) for x in (q, k, v))
-        out = mix_values(q, k, v, mask, self.scale, self.shape.soft_cap)
-        return out.transpose(1, 2).reshape(1, -1, *out.shape[1::2]), {}
-
-    def matrix(self, q: Tensor, k: Tensor, token_mask: Tensor | None) -> Tensor:
-        """Attention matrix [B, H, T, T]; the rows of pads are zero."""
-        scores = torch.einsum("bthd,bshd->bhts", q, k) * self.scale
-        scores = soft_capped(scores, self.shape.soft_cap)
-        places = torch.arange(q.shape[1], device=q.device)[None]
-        if token_mask is not None:
-            places = token_mask.int().cumsum(1) - 1
-        visible = self.span.visible(places[:, :, None], places[:, None])[:, None]
-        if token_mask is not None:
-            visible = visible & token_mask[:, None, None, :] & token_mask[:, None, :, None]
-        return scores.masked_fill(~visible, -torch.inf).softmax(-1).nan_to_num()
-
-    def _mask(self, cu_seqlens: Tensor, q: Tensor) -> Tensor:
-        """Mask of packed sequences: bool [1, 1, T, T]."""
-        token = torch.arange(q.shape[1], device=q.device)
-        sequence = torch.searchsorted(cu_seqlens[1:], token, right=True)
-        place = token - cu_seqlens[sequence]
-        same = sequence[:, None] == sequence
-        return (self.span.visible(place[:, None], place) & same)[None, None]
+def _scale(mixer: Any) -> float:
+    """Factor on the products of queries and keys: the teacher's."""
+    return mixer.attention_shape.scaling or mixer.head_k_dim**-0.5

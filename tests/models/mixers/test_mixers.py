@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from evalsuite.foundation import ConfigError
 from evalsuite.models.decoder.cache import RecurrentLayerCache
+from evalsuite.models.decoder.packing import packed_mask
 from evalsuite.models.mixers import MIXERS, RecurrentMixer, make_mixer
-from evalsuite.models.mixers.convolution import apply_short_convolutions
 from evalsuite.models.ops.recurrence import compute_recurrence
+from evalsuite.models.ops.short_conv import short_convolutions
 
 RECURRENT = sorted(name for name, kind in MIXERS.items() if issubclass(kind, RecurrentMixer))
 PRESETS = [
@@ -73,6 +74,8 @@ def run(mixer: RecurrentMixer, x: Tensor, first: int = 0, cache: Any = None, **m
     positions = more.pop("positions", None)
     if positions is None:
         positions = torch.arange(first, first + x.shape[1]).expand(x.shape[0], -1)
+    if "cu_seqlens" in more and mixer.span is not None:
+        more["attention_mask"] = packed_mask(more["cu_seqlens"], x, mixer.span)
     out, weights = mixer(
         x, position_embeddings=rotary(positions, mixer.head_dim), past_key_values=cache, **more
     )
@@ -267,8 +270,9 @@ def test_convolution_and_gate_start_as_identity(name: str) -> None:
     mixer.reset_parameters()
     convolutions = (mixer.q_conv1d, mixer.k_conv1d, mixer.v_conv1d)
     parts = [torch.randn(1, 5, width) for width in mixer.qkv_dims]
-    outputs, _ = apply_short_convolutions(convolutions, parts, None, None, None)
-    num_activated = sum(conv.channels for conv in convolutions if conv.activation)
+    weights = [convolution.weight for convolution in convolutions]
+    outputs, _ = short_convolutions(parts, weights, sum(each.silu for each in convolutions))
+    num_activated = sum(each.channels for each in convolutions if each.silu)
     x, y = torch.cat(parts, -1), torch.cat(list(outputs), -1)
     assert torch.equal(y[..., num_activated:], x[..., num_activated:])
     assert torch.equal(y[..., :num_activated], nn.functional.silu(x[..., :num_activated]))
