@@ -3,6 +3,7 @@
 import functools
 import inspect
 import logging
+import math
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -271,7 +272,7 @@ def _check_tokenizer(source: str, tokenizer: Any, rows: int) -> None:
 
 def _parameters(location: Location) -> int:
     if location.gguf is None:
-        return sum(tensor.elements for tensor in stored_tensors(location.folder))
+        return sum(math.prod(tensor.shape) for tensor in stored_tensors(location.folder))
     from gguf import GGUFReader
 
     return int(sum(int(tensor.n_elements) for tensor in GGUFReader(location.path).tensors))

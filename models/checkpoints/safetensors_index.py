@@ -35,10 +35,6 @@ class StoredTensor:
     """Offset of the first byte in the file."""
     end: int
 
-    @property
-    def elements(self) -> int:
-        return math.prod(self.shape)
-
     def chunks(self, size: int = 1 << 24) -> Iterator[bytes]:
         """The tensor's bytes, in chunks of `size`."""
         with open(self.file, "rb") as file:

@@ -57,18 +57,6 @@ class Context:
                 masks[mixer.span] = self.mask(index, mixer)
         return replace(self, masks=masks)
 
-    def arguments(self, layer: int, mixer: Any) -> dict[str, Any]:
-        """Arguments of a mixer besides its input."""
-        return {
-            "position_embeddings": self.rotary[layer],
-            "attention_mask": self.mask(layer, mixer),
-            "position_ids": self.position_ids,
-            "use_cache": self.use_cache,
-            "token_mask": self.token_mask,
-            "cu_seqlens": self.cu_seqlens,
-            CACHE: self.cache,
-        }
-
     def mask(self, layer: int, mixer: Any) -> Tensor | AttentionMasks | None:
         """Attention mask of a mixer's span; None for plain causal attention and mixers without softmax."""
         span: AttentionSpan | None = mixer.span
@@ -85,7 +73,7 @@ class Context:
         config = copy(self.config)
         config.sliding_window = span.window
         make = create_causal_mask if span.window is None else create_sliding_window_causal_mask
-        mask: Tensor | None = make(
+        return make(
             config=config,
             inputs_embeds=self.embeddings,
             attention_mask=self.attention_mask,
@@ -93,7 +81,6 @@ class Context:
             layer_idx=layer,
             **{CACHE: self.cache},
         )
-        return mask
 
     def _masks_from_outside(self, mixer: Any) -> bool:
         """Whether a mixer with softmax attention needs a mask: one with a state, which knows its positions,
@@ -177,19 +164,24 @@ class Block(GradientCheckpointingLayer):
             The residual stream [B, T, D] after the block.
         """
         if self.recomputes and torch.is_grad_enabled():
-            found: Tensor = checkpoint(
+            return checkpoint(
                 self._run, hidden, context, normed, observe,
                 use_reentrant=False, preserve_rng_state=self.is_random,
             )  # fmt: skip
-            return found
         return self._run(hidden, context, normed, observe)
 
     def mix(self, normed: Tensor, context: Context) -> tuple[Tensor, Tensor | None]:
         """Output [B, T, D] of the mixer for its input, and attention weights, if it has any."""
-        found: tuple[Tensor, Tensor | None] = self.self_attn(
-            hidden_states=normed, **context.arguments(self.index, self.self_attn)
+        return self.self_attn(
+            hidden_states=normed,
+            position_embeddings=context.rotary[self.index],
+            attention_mask=context.mask(self.index, self.self_attn),
+            position_ids=context.position_ids,
+            use_cache=context.use_cache,
+            token_mask=context.token_mask,
+            cu_seqlens=context.cu_seqlens,
+            **{CACHE: context.cache},
         )
-        return found
 
     def _run(
         self, block_input: Tensor, context: Context, normed: Tensor | None, observe: Observer | None
@@ -230,8 +222,7 @@ class Block(GradientCheckpointingLayer):
         # Adapters and autocast need the modules' own calls.
         if self.is_swiglu and type(down) is nn.Linear and x.dtype == down.weight.dtype:
             return swiglu_linear(mlp.gate_proj(x), mlp.up_proj(x), down.weight, down.bias)
-        found: Tensor = mlp(x)
-        return found
+        return mlp(x)
 
     def _add_mlp_in_place(self, residual: Tensor, x: Tensor) -> Tensor | None:
         """residual + MLP(x), added by the MLP's last product into a tensor that nobody else has; None where

@@ -52,12 +52,6 @@ class RecurrentLayerCache(DynamicLayer):
         if tokens_to_remove != 0 and self._state is not None:
             raise ConfigError("a recurrent state cannot be cropped: it has no entries per token")
 
-    def offload(self) -> None:
-        self._map(lambda x: x.to("cpu", non_blocking=True))
-
-    def prefetch(self) -> None:
-        """No-op: states are a few kilobytes per head and remain on the device of their last use."""
-
     def reorder_cache(self, beam_idx: Tensor) -> None:
         self._map(lambda x: x.index_select(0, beam_idx.to(x.device)))
 
@@ -102,19 +96,6 @@ class StudentCache(DynamicCache):
         # `generate` leaves out the tokens that a cache holds unless all layers are linear, whose length
         # transformers does not know. This cache counts its tokens, whatever its layers.
         return [False] * len(self.layers)
-
-    def bytes(self) -> int:
-        """Current size of the cache in bytes."""
-        total = 0
-        for layer in self.layers:
-            if isinstance(layer, RecurrentLayerCache):
-                tensors = list((layer.read() or {}).values())
-            elif isinstance(layer, DynamicLayer) and layer.is_initialized:
-                tensors = [x for x in (layer.keys, layer.values) if x is not None]
-            else:
-                tensors = []
-            total += sum(x.numel() * x.element_size() for x in tensors)
-        return total
 
 
 def _layer(spec: CacheSpec) -> DynamicLayer:

@@ -231,5 +231,4 @@ def base_config(teacher: dict[str, Any]) -> PreTrainedConfig:
         ConfigError: an unsupported architecture.
     """
     family_of(teacher.get("model_type", ""))
-    config: PreTrainedConfig = AutoConfig.for_model(**teacher)
-    return config
+    return AutoConfig.for_model(**teacher)

@@ -141,8 +141,7 @@ class ModelCost:
 
     def mixer_flops(self, layer: int, length: int) -> float:
         """FLOPs of the mixer of a layer."""
-        flops: float = self._layers[layer].self_attn.flops(length)
-        return flops
+        return self._layers[layer].self_attn.flops(length)
 
     def mixer_matrix_flops(self, layer: int) -> int:
         """FLOPs of the projections of a layer's mixer."""

@@ -29,8 +29,7 @@ class LanguageModelHead:
     @property
     def weight(self) -> Tensor:
         """W."""
-        weight: Tensor = self.linear.weight
-        return weight
+        return self.linear.weight
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [..., V] of hidden states [..., D]."""

@@ -292,10 +292,6 @@ class StudentForCausalLM(StudentPreTrainedModel, GenerationMixin):
         labels: Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
-        output_hidden_states: bool | None = None,
-        output_attentions: bool | None = None,
-        token_mask: Tensor | None = None,
-        cu_seqlens: Tensor | None = None,
         cache: Any = None,
         shift_labels: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
@@ -318,19 +314,14 @@ class StudentForCausalLM(StudentPreTrainedModel, GenerationMixin):
             past_key_values=past_key_values if cache is None else cache,
             inputs_embeds=inputs_embeds,
             use_cache=use_cache,
-            output_hidden_states=output_hidden_states,
-            output_attentions=output_attentions,
-            token_mask=token_mask,
-            cu_seqlens=cu_seqlens,
             return_dict=True,
             **decoder,
         )
         hidden, head = outputs.last_hidden_state, LanguageModelHead.of(self)
         if readout is not None:
             return readout(hidden, head)
-        if isinstance(logits_to_keep, int):
-            logits_to_keep = slice(-logits_to_keep, None) if logits_to_keep else slice(None)  # type: ignore[assignment]
-        logits = head.logits(hidden[:, logits_to_keep])
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = head.logits(hidden[:, kept])
         loss = None
         if labels is not None or shift_labels is not None:
             loss = self.loss_function(

@@ -135,10 +135,9 @@ class MixerLayer(nn.Module, MambaBase):
             halves = table[positions].chunk(2, -1)
             position_embeddings = tuple(torch.cat([half, half], -1) for half in halves)
         caches = None if cache is None else SimpleNamespace(layers={self.mixer.layer_idx: cache})
-        mixed: Tensor = self.mixer(
+        return self.mixer(
             x, position_embeddings=position_embeddings, past_key_values=caches, cu_seqlens=cu_seqlens
         )[0]
-        return mixed
 
 
 class StateBackend(AttentionBackend):

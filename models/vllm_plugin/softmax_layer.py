@@ -72,5 +72,4 @@ class SoftmaxLayer(nn.Module):
             q = self.q_norm(q.unflatten(-1, (-1, self.head_dim))).flatten(-2)
             k = self.k_norm(k.unflatten(-1, (-1, self.head_dim))).flatten(-2)
         q, k = self.rope(positions, q, k)
-        out: Tensor = self.o_proj(self.attn(q, k, v))[0]
-        return out
+        return self.o_proj(self.attn(q, k, v))[0]
