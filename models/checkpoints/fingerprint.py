@@ -119,18 +119,13 @@ def _code(node: Any) -> Any:
         text = node.value if isinstance(node.value, str) else repr(node.value)
         return [type(node.value).__name__, text]
     if isinstance(node, ast.AST):
-        fields = {name: _code(value) for name, value in ast.iter_fields(node)}
-        return [
-            type(node).__name__,
-            {name: value for name, value in fields.items() if value not in (None, [])},
-        ]
+        fields = ((name, _code(value)) for name, value in ast.iter_fields(node))
+        return [type(node).__name__, {name: value for name, value in fields if value not in (None, [])}]
     return node
 
 
 def _is_docstring(node: Any) -> bool:
-    if not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Constant):
-        return False
-    return isinstance(node.value.value, str)
+    return isinstance(node, ast.Expr) and isinstance(getattr(node.value, "value", None), str)
 
 
 def _stable_config(folder: Path) -> dict[str, Any]:

@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     # Describing a checkpoint does without what builds models, which takes seconds to import.
     from transformers import PreTrainedModel
 
-_QUANTIZATION = re.compile(r"(?:BF16|F16|F32|I?Q\d\w*)", re.IGNORECASE)
+_QUANTIZED = re.compile(r"(?P<name>.+)[.-](?P<kind>BF16|F16|F32|I?Q\d\w*)\.gguf", re.IGNORECASE)
+"""Names of GGUF files that end in their quantization."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,18 +281,12 @@ def _parameters(location: Location) -> int:
 
 def _lineage(location: Location) -> dict[str, Any]:
     file = location.folder / "lineage.json"
-    if location.gguf is not None or not file.is_file():
-        return {}
-    return read_object(file)
+    return read_object(file) if location.gguf is None and file.is_file() else {}
 
 
 def _label(location: Location) -> str:
     if location.gguf is None:
         return location.source.rstrip("/").rsplit("/", 1)[-1] if location.source != "pocket" else "pocket"
-    stem = location.gguf.removesuffix(".gguf")
-    name, dot, kind = stem.rpartition(".")
-    if not dot:
-        name, _, kind = stem.rpartition("-")
-    if name and _QUANTIZATION.fullmatch(kind):
-        return f"{name} ({kind} dequantized)"
-    return f"{stem} (dequantized)"
+    if found := _QUANTIZED.fullmatch(location.gguf):
+        return f"{found['name']} ({found['kind']} dequantized)"
+    return f"{location.gguf.removesuffix('.gguf')} (dequantized)"
