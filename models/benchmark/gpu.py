@@ -1,19 +1,13 @@
 """State of a GPU from NVML: clock, energy and other processes; nothing is ever set."""
 
 import importlib
-from dataclasses import dataclass
+from contextlib import suppress
 from typing import Any
 
 import torch
 
-
-@dataclass(frozen=True, slots=True)
-class GpuState:
-    """One reading; None where NVML does not give a value."""
-
-    sm_clock_mhz: int | None = None
-    millijoules: int | None = None
-    """Energy since the driver was loaded."""
+SM_CLOCK = 1
+"""NVML_CLOCK_SM."""
 
 
 class Gpu:
@@ -29,34 +23,42 @@ class Gpu:
             self._nvml = importlib.import_module("pynvml")
         except ImportError:
             return
-        try:
+        with suppress(self._nvml.NVMLError):
             self._nvml.nvmlInit()
             uuid = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
             self._handle = self._nvml.nvmlDeviceGetHandleByUUID(uuid)
-        except self._nvml.NVMLError:
-            self._handle = None
 
-    def read(self) -> GpuState:
-        """Read the GPU's state."""
-        if self._handle is None:
-            return GpuState()
-        nvml = self._nvml
-        return GpuState(
-            sm_clock_mhz=self._get(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_SM),
-            millijoules=self._get(nvml.nvmlDeviceGetTotalEnergyConsumption),
-        )
+    def millijoules(self) -> int | None:
+        """Energy since the driver was loaded."""
+        found: int | None = self._get("nvmlDeviceGetTotalEnergyConsumption")
+        return found
+
+    def begin_point(self) -> None:
+        """Forget the peak of memory."""
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+
+    def facts(self) -> dict[str, int | None]:
+        """Fields of a measurement: peak memory since `begin_point`, the clock, other processes."""
+        on_gpu = self.device.type == "cuda"
+        return {
+            "peak_bytes": torch.cuda.max_memory_allocated(self.device) if on_gpu else None,
+            "sm_clock_mhz": self._get("nvmlDeviceGetClockInfo", SM_CLOCK),
+            "other_processes": self.other_processes(),
+        }
 
     def other_processes(self) -> int | None:
         """Number of other processes that compute on the GPU; None if unknown."""
-        if self._handle is None:
-            return None
-        found = self._get(self._nvml.nvmlDeviceGetComputeRunningProcesses)
+        found = self._get("nvmlDeviceGetComputeRunningProcesses")
         # In a container the driver knows this process by another number; it is one of them all the same.
         return None if found is None else max(0, len(found) - 1)
 
-    def _get(self, function: Any, *arguments: Any) -> Any:
+    def _get(self, name: str, *arguments: Any) -> Any:
+        """What a function of NVML returns; None where it does not give a value."""
+        if self._handle is None:
+            return None
         try:
-            return function(self._handle, *arguments)
+            return getattr(self._nvml, name)(self._handle, *arguments)
         except self._nvml.NVMLError:
             return None
 
@@ -66,10 +68,3 @@ def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return str(torch.cuda.get_device_name(device))
     return f"CPU, {torch.get_num_threads()} threads"
-
-
-def free_memory(device: torch.device) -> None:
-    """Return cached blocks to the GPU, so that the next point starts with all of its memory."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-        torch.cuda.empty_cache()

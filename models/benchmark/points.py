@@ -1,6 +1,6 @@
 """What is measured: points of a sweep, the record of each, and `efficiency.jsonl` of a run folder."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -126,7 +126,20 @@ def read_measurements(run: Path) -> list[Measurement]:
     Raises:
         DataError: a line of another schema.
     """
-    return list(_rows(run / FILE))
+    path, found = run / FILE, []
+    for number, row in enumerate(read_jsonl(path), 1):
+        if row.get("schema") != SCHEMA:
+            raise DataError(
+                f"{path}, line {number}: schema {row.get('schema')!r}; this evalsuite writes {SCHEMA}: "
+                "delete the file and repeat `evalsuite bench`"
+            )
+        try:
+            found.append(Measurement.from_row(row))
+        except TypeError as error:
+            raise DataError(
+                f"{path}, line {number}: {error}; delete the line and repeat `evalsuite bench`"
+            ) from error
+    return found
 
 
 def save_measurement(run: Path, measured: Measurement) -> None:
@@ -139,21 +152,6 @@ def save_measurement(run: Path, measured: Measurement) -> None:
     run.mkdir(parents=True, exist_ok=True)
     path = run / FILE
     with locked(path.with_name(f".{FILE}.lock")):
-        kept = [each for each in _rows(path) if each.key != measured.key]
+        kept = [each for each in read_measurements(run) if each.key != measured.key]
         lines = [canonical_json(each.to_row()) for each in (*kept, measured)]
         write_text(path, "".join(f"{line}\n" for line in lines))
-
-
-def _rows(path: Path) -> Iterator[Measurement]:
-    for number, row in enumerate(read_jsonl(path), 1):
-        if row.get("schema") != SCHEMA:
-            raise DataError(
-                f"{path}, line {number}: schema {row.get('schema')!r}; this evalsuite writes {SCHEMA}: "
-                "delete the file and repeat `evalsuite bench`"
-            )
-        try:
-            yield Measurement.from_row(row)
-        except TypeError as error:
-            raise DataError(
-                f"{path}, line {number}: {error}; delete the line and repeat `evalsuite bench`"
-            ) from error

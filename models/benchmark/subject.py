@@ -1,5 +1,6 @@
 """The measured model in its engine, and the interface of what measures it."""
 
+import gc
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -11,7 +12,7 @@ import transformers
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from evalsuite.foundation import ConfigError
-from evalsuite.models.benchmark.gpu import device_name
+from evalsuite.models.benchmark.gpu import Gpu, device_name
 from evalsuite.models.benchmark.points import Kind, Measurement, Point, Status
 from evalsuite.models.checkpoints.load import Checkpoint, CheckpointInfo
 from evalsuite.models.checkpoints.positions import check_max_length, stated_positions
@@ -38,22 +39,6 @@ class Subject:
     dtype: torch.dtype
     config: PreTrainedConfig
 
-    @classmethod
-    def in_process(cls, checkpoint: Checkpoint, engine: str, *, random_weights: bool = False) -> "Subject":
-        """A checkpoint that is loaded in this process."""
-        model = checkpoint.model
-        return cls(
-            label=checkpoint.label,
-            weights_id=checkpoint.weights_id,
-            teacher=teacher_of(checkpoint),
-            random_weights=random_weights,
-            engine=engine,
-            versions=_versions(model),
-            device=device_name(model.device),
-            dtype=model.dtype,
-            config=model.config,
-        )
-
     @cached_property
     def cost(self) -> ModelCost:
         """Its cost, from the config."""
@@ -63,11 +48,6 @@ class Subject:
     def positions(self) -> int | None:
         """Positions that the model is made for, if its config states them."""
         return stated_positions(self.config)
-
-    @property
-    def dtype_name(self) -> str:
-        """Such as bfloat16."""
-        return str(self.dtype).removeprefix("torch.")
 
     def weight_bytes(self) -> int:
         """Bytes of the parameters."""
@@ -93,7 +73,7 @@ class Subject:
             engine=self.engine,
             versions=self.versions,
             device=self.device,
-            dtype=self.dtype_name,
+            dtype=str(self.dtype).removeprefix("torch."),
             parameters=self.cost.num_params,
             kind=point.kind,
             context=point.context,
@@ -107,6 +87,18 @@ class Subject:
             date=datetime.now(UTC).isoformat(timespec="seconds"),
             **measured,
         )
+
+    def check_positions(self, last: int) -> None:
+        """Refuse positions that the model's positional scheme does not have.
+
+        Raises:
+            ConfigError: such as a table of learned positions that ends below `last`. Plain rotary positions
+                have no limit; speed beyond the trained ones is as real as below.
+        """
+        try:
+            check_max_length(self.config, last)
+        except ConfigError as error:
+            raise ConfigError(f"{self.label}: {last:,} positions: {error}") from error
 
 
 class Benchmark(ABC):
@@ -133,6 +125,38 @@ class Benchmark(ABC):
         """Free what a point left behind, so that the next one starts with all memory."""
 
 
+class InProcessBenchmark(Benchmark):
+    """Measures a loaded model in this process.
+
+    Args:
+        checkpoint: its model.
+        engine: name of the engine.
+        random_weights: whether they are.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, engine: str, *, random_weights: bool = False) -> None:
+        self.model = checkpoint.model
+        self.device = self.model.device
+        self.gpu = Gpu(self.device)
+        self.subject = Subject(
+            label=checkpoint.label,
+            weights_id=checkpoint.weights_id,
+            teacher=teacher_of(checkpoint),
+            random_weights=random_weights,
+            engine=engine,
+            versions=_versions(self.model),
+            device=device_name(self.device),
+            dtype=self.model.dtype,
+            config=self.model.config,
+        )
+
+    def release(self) -> None:
+        gc.collect()
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+            torch.cuda.empty_cache()
+
+
 def teacher_of(checkpoint: Checkpoint | CheckpointInfo) -> str | None:
     """weights_id of a student's teacher, from its lineage."""
     stated = checkpoint.lineage.get("teacher")
@@ -146,16 +170,3 @@ def _versions(model: PreTrainedModel) -> str:
     if isinstance(model, StudentForCausalLM):
         parts.append(kernel_versions(model.device, model.dtype))
     return ", ".join(filter(None, parts))
-
-
-def check_positions(subject: Subject, last: int) -> None:
-    """Refuse positions that a model's positional scheme does not have.
-
-    Raises:
-        ConfigError: such as a table of learned positions that ends below `last`. Plain rotary positions have
-            no limit; speed beyond the trained ones is as real as below.
-    """
-    try:
-        check_max_length(subject.config, last)
-    except ConfigError as error:
-        raise ConfigError(f"{subject.label}: {last:,} positions: {error}") from error

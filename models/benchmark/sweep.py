@@ -11,6 +11,7 @@ import torch
 from evalsuite.foundation import ConfigError, EvalsuiteError
 from evalsuite.models.benchmark.points import Key, Measurement, Point, Status
 from evalsuite.models.benchmark.subject import Benchmark
+from evalsuite.models.inference.batch_limits import power_of_two
 
 CONTEXTS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 PEAK_CONTEXTS = (2048, 8192, 32768, 131072)
@@ -94,7 +95,7 @@ def _grow(
 ) -> Iterator[Measurement]:
     """Double the batch until it does not fit, then try between; never split a batch."""
     expected = benchmark.most_sequences(context)
-    batch = _power_of_two(min(expected, limit or expected) / FIRST_FRACTION)
+    batch = power_of_two(min(expected, limit or expected) / FIRST_FRACTION)
     fits, fails = 0, 0
     while not (fits and fails) and batch >= 1 and (limit is None or batch <= limit):
         found = measured(Point(kind="decode", context=context, batch=batch))
@@ -132,8 +133,3 @@ def attempt(benchmark: Benchmark, point: Point) -> Measurement:
 
 def _first_line(error: Exception) -> str:
     return (str(error) or type(error).__name__).split("\n")[0][:300]
-
-
-def _power_of_two(value: float) -> int:
-    """Round down to a power of two, at least 1."""
-    return 1 << max(0, int(value).bit_length() - 1)

@@ -85,3 +85,20 @@ def step_between(first: Spread, whole: Spread, steps: int) -> Spread | None:
         (whole.high - first.low) / steps,
         whole.repeats,
     )
+
+
+def time_responses(
+    respond: Callable[[int], object], new_tokens: int, repeats: int, device: torch.device
+) -> dict[str, Spread | None]:
+    """Fields of a measurement from whole responses: the time of their first token, and that of a step, by
+    which `new_tokens` take longer than one.
+
+    Args:
+        respond: responds with a number of tokens.
+        new_tokens: tokens of the longer response.
+        repeats: of each.
+        device: whose work is waited for.
+    """
+    first = time_each(lambda: respond(1), repeats, device)
+    whole = time_each(lambda: respond(new_tokens), repeats, device)
+    return {"ttft_ms": first, "step_ms": step_between(first, whole, new_tokens - 1)}

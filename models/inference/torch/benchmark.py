@@ -5,21 +5,19 @@ repeat the states of a short text: a sweep over batch sizes would otherwise spen
 could not reach batches whose prefill does not fit.
 """
 
-import gc
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from evalsuite.models.benchmark.gpu import Gpu, free_memory
 from evalsuite.models.benchmark.points import Kind, Measurement, Point
-from evalsuite.models.benchmark.subject import MAX_NEW_TOKENS, Benchmark, Subject, check_positions
+from evalsuite.models.benchmark.subject import MAX_NEW_TOKENS, InProcessBenchmark
 from evalsuite.models.benchmark.timing import Spread, time_each, time_steps
 from evalsuite.models.checkpoints.load import Checkpoint
 from evalsuite.models.inference.requests import GenerateRequest, SamplingParams
 from evalsuite.models.inference.sampling import SamplingMetadata
-from evalsuite.models.inference.torch.cuda_graphs import cuda_graph_step, eager_step
+from evalsuite.models.inference.torch.cuda_graphs import step_function
 from evalsuite.models.inference.torch.kv_cache import KVCache, LayerState
 from evalsuite.models.inference.torch.model_runner import ModelRunner
 from evalsuite.models.inference.torch.scheduler import KEY_BLOCK, DecodeBatch
@@ -34,7 +32,7 @@ SHORT_TOKENS = 64
 """Tokens of the text whose states are repeated."""
 
 
-class TorchBenchmark(Benchmark):
+class TorchBenchmark(InProcessBenchmark):
     """Measures a loaded model through the parts of the in-process engine.
 
     Args:
@@ -46,16 +44,12 @@ class TorchBenchmark(Benchmark):
     kinds: ClassVar[frozenset[Kind]] = frozenset({"request", "decode"})
 
     def __init__(self, runner: ModelRunner, checkpoint: Checkpoint, *, random_weights: bool = False) -> None:
+        super().__init__(checkpoint, "torch", random_weights=random_weights)
         self.runner = runner
-        self.model = checkpoint.model
-        self.device = runner.device
-        self.gpu = Gpu(self.device)
-        self.subject = Subject.in_process(checkpoint, "torch", random_weights=random_weights)
 
     def measure(self, point: Point) -> Measurement:
-        check_positions(self.subject, point.context + MAX_NEW_TOKENS)
-        if self.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self.device)
+        self.subject.check_positions(point.context + MAX_NEW_TOKENS)
+        self.gpu.begin_point()
         with torch.inference_mode():
             return self._request(point) if point.kind == "request" else self._decode(point)
 
@@ -65,10 +59,6 @@ class TorchBenchmark(Benchmark):
         if self.device.type != "cuda":
             return 8
         return max(1, int(torch.cuda.mem_get_info(self.device)[0] // per_sequence))
-
-    def release(self) -> None:
-        gc.collect()
-        free_memory(self.device)
 
     def _request(self, point: Point) -> Measurement:
         prompts = self._prompts(point)
@@ -95,7 +85,9 @@ class TorchBenchmark(Benchmark):
         batch.cache.write(range(point.batch), cache)
         del cache
         step, joules = self._steps(batch, point)
-        return self._row(point, step, joules, ttft_ms=ttft, cache_bytes=size)
+        return self.subject.row(
+            point, ttft_ms=ttft, step_ms=step, joules=joules, cache_bytes=size, **self.gpu.facts()
+        )
 
     def _decode(self, point: Point) -> Measurement:
         batch = synthetic_batch(
@@ -109,12 +101,18 @@ class TorchBenchmark(Benchmark):
         )
         size += sum(tensor.nbytes for layer in batch.cache.layers for tensor in layer.recurrent.values())
         step, joules = self._steps(batch, point)
-        return self._row(point, step, joules, cache_bytes=size // point.batch, detail="synthetic cache")
+        return self.subject.row(
+            point,
+            detail="synthetic cache",
+            step_ms=step,
+            joules=joules,
+            cache_bytes=size // point.batch,
+            **self.gpu.facts(),
+        )
 
     def _steps(self, batch: DecodeBatch, point: Point) -> tuple[Spread, float | None]:
         """Time of a decode step, and energy per generated token."""
-        make = cuda_graph_step if self.device.type == "cuda" else eager_step
-        step = make(batch)
+        step = step_function(batch)
 
         def run() -> None:
             step(point.batch, batch.cache.capacity)
@@ -125,28 +123,13 @@ class TorchBenchmark(Benchmark):
         if point.kind == "request":
             # NVML's counter lags, and would count the end of the prefill.
             time_steps(run, least=1, most=200, device=self.device)
-        before = self.gpu.read().millijoules
+        before = self.gpu.millijoules()
         times = time_steps(run, least=5, most=200, device=self.device)
-        after = self.gpu.read().millijoules
+        after = self.gpu.millijoules()
         seconds = times.median * times.repeats / 1000
         if before is None or after is None or seconds < MIN_ENERGY_SECONDS:
             return times, None
         return times, (after - before) / 1000 / (times.repeats * point.batch)
-
-    def _row(
-        self, point: Point, step: Spread, joules: float | None, *, detail: str = "", **measured: Any
-    ) -> Measurement:
-        on_gpu = self.device.type == "cuda"
-        return self.subject.row(
-            point,
-            detail=detail,
-            step_ms=step,
-            joules=joules,
-            peak_bytes=torch.cuda.max_memory_allocated(self.device) if on_gpu else None,
-            sm_clock_mhz=self.gpu.read().sm_clock_mhz,
-            other_processes=self.gpu.other_processes(),
-            **measured,
-        )
 
     def _prompts(self, point: Point) -> list[Any]:
         """Rows of token ids as arrays, so that no time goes into converting lists."""
@@ -198,10 +181,7 @@ def _fill(stored: LayerState, source: LayerState, context: int) -> None:
 
 def _repeat_tokens(target: Tensor, short: Tensor, context: int) -> None:
     """Fill `target` [R, H, L, D] up to `context` with `short` [1, H, T, D], again and again."""
-    done = min(short.shape[2], context)
-    target[:, :, :done] = short[:, :, :done]
-    # Doubling copies need few kernels, however long the context is.
-    while done < context:
-        count = min(done, context - done)
-        target[:, :, done : done + count] = target[:, :, :count]
-        done += count
+    length = min(short.shape[2], context)
+    whole = context // length * length
+    target[:, :, :whole].unflatten(2, (-1, length)).copy_(short[:, :, None, :length])
+    target[:, :, whole:context] = short[:, :, : context - whole]

@@ -6,11 +6,10 @@ a few values; each shape is captured on its second use.
 """
 
 import logging
-from collections.abc import Callable
 
 import torch
 
-from evalsuite.models.inference.torch.scheduler import DecodeBatch
+from evalsuite.models.inference.torch.scheduler import DecodeBatch, StepFunction
 
 _log = logging.getLogger(__name__)
 
@@ -18,14 +17,9 @@ MIN_LENGTH = 128
 MIN_NUM_SEQS = 8
 
 
-def eager_step(batch: DecodeBatch) -> Callable[[int, int], None]:
-    """The step function without capture."""
-    return batch.step
-
-
-def cuda_graph_step(batch: DecodeBatch) -> Callable[[int, int], None]:
-    """The step function through CUDA graphs."""
-    return CudaGraphStep(batch).step
+def step_function(batch: DecodeBatch) -> StepFunction:
+    """How to step a batch: through CUDA graphs on a GPU."""
+    return CudaGraphStep(batch).step if batch.runner.device.type == "cuda" else batch.step
 
 
 class CudaGraphStep:

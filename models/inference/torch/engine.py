@@ -13,7 +13,7 @@ from evalsuite.models.inference.proof import UnsupportedModelError
 from evalsuite.models.inference.registry import ENGINES, EngineSettings, TokenTimes
 from evalsuite.models.inference.requests import GenerateRequest, GenerateResponse, ScoreRequest
 from evalsuite.models.inference.sampling import SamplingMetadata
-from evalsuite.models.inference.torch.cuda_graphs import cuda_graph_step, eager_step
+from evalsuite.models.inference.torch.cuda_graphs import step_function
 from evalsuite.models.inference.torch.loglikelihood import LoglikelihoodBatch, make_batches
 from evalsuite.models.inference.torch.model_runner import ModelRunner
 from evalsuite.models.inference.torch.scheduler import (
@@ -150,8 +150,7 @@ class TorchEngine(InProcessEngine):
             _, sample = self.runner.prefill([requests[0].prompt[:1]], keep=True)
             assert sample is not None
             batch = DecodeBatch(self.runner, sample, sampling, num_slots, capacity)
-            make_step = cuda_graph_step if self.runner.device.type == "cuda" else eager_step
-            self._last_batch = shape, batch, make_step(batch)
+            self._last_batch = shape, batch, step_function(batch)
         return self._last_batch[1:]
 
     def _release(self) -> bool:

@@ -8,7 +8,7 @@ import torch
 from evalsuite.foundation import ConfigError
 from evalsuite.models.benchmark.points import Measurement, Point
 from evalsuite.models.benchmark.subject import Benchmark, Subject, teacher_of
-from evalsuite.models.benchmark.timing import step_between, time_each
+from evalsuite.models.benchmark.timing import time_responses
 from evalsuite.models.checkpoints.load import CheckpointInfo
 from evalsuite.models.inference.requests import GenerateRequest, SamplingParams
 
@@ -65,9 +65,7 @@ class VllmBenchmark(Benchmark):
             for _, response in self.engine.generate(requests):
                 assert len(response.tokens) == count, response
 
-        # The work happens in another process: its results arrive on the host.
-        host = torch.device("cpu")
         respond(NEW_TOKENS)
-        ttft = time_each(lambda: respond(1), point.repeats, host)
-        whole = time_each(lambda: respond(NEW_TOKENS), point.repeats, host)
-        return self.subject.row(point, ttft_ms=ttft, step_ms=step_between(ttft, whole, NEW_TOKENS - 1))
+        # The work happens in another process: its results arrive on the host.
+        timed = time_responses(respond, NEW_TOKENS, point.repeats, torch.device("cpu"))
+        return self.subject.row(point, **timed)

@@ -180,7 +180,7 @@ def test_steps_are_timed_at_least_and_at_most(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_cpu_has_no_readings() -> None:
     gpu = Gpu(torch.device("cpu"))
-    assert gpu.read().millijoules is None
+    assert gpu.millijoules() is None
     assert gpu.other_processes() is None
 
 
