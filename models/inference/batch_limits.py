@@ -7,7 +7,6 @@ two, so that most new runs have equal limits, too.
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Protocol
 
 import torch
 
@@ -64,26 +63,14 @@ class BatchLimits:
         return BatchLimits(**values)
 
 
-class MemoryUse(Protocol):
-    """What a runner of a model says about its memory."""
-
-    @property
-    def device(self) -> torch.device:
-        """Where it runs."""
-
-    @property
-    def unpads(self) -> bool:
-        """Whether padding costs nothing but attention."""
-
-    @property
-    def kv_bytes_per_token(self) -> int:
-        """Bytes of the cache that grow with each token."""
-
-    def activation_bytes_per_token(self) -> int:
-        """Bytes of one token while it is read."""
-
-
-def compute_batch_limits(runner: MemoryUse, parameters: int, batch_tokens: int | None) -> BatchLimits:
+def compute_batch_limits(
+    device: torch.device,
+    parameters: int,
+    bytes_per_token: int,
+    batch_tokens: int | None,
+    *,
+    unpads: bool = False,
+) -> BatchLimits:
     """Choose limits for a model on its device.
 
     On a GPU passes are large, bounded by memory, and split because of padding only where both parts keep
@@ -91,22 +78,23 @@ def compute_batch_limits(runner: MemoryUse, parameters: int, batch_tokens: int |
     nothing is gained above a few thousand tokens.
 
     Args:
-        runner: the model.
+        device: where the model runs.
         parameters: number of its parameters.
+        bytes_per_token: of one token while it is read, its cache included.
         batch_tokens: overrides `max_tokens`.
+        unpads: whether padding costs nothing but attention.
 
     Raises:
         ConfigError: the environment variable `MEMORY_LIMIT_ENV` is not a positive number.
     """
-    num_seqs = max_num_seqs(runner.device, parameters)
-    if runner.device.type == "cuda":
-        free = MEMORY_FRACTION * free_gpu_memory(runner.device)
-        per_token = runner.activation_bytes_per_token() + runner.kv_bytes_per_token
-        tokens = batch_tokens or power_of_two(min(131072, max(2048, free / 2 / per_token)))
+    num_seqs = max_num_seqs(device, parameters)
+    if device.type == "cuda":
+        free = MEMORY_FRACTION * free_gpu_memory(device)
+        tokens = batch_tokens or power_of_two(min(131072, max(2048, free / 2 / bytes_per_token)))
         unsplit = min(tokens, max(1, int(PASS_WORK / parameters)))
         return BatchLimits(tokens, unsplit, 1 << 28, power_of_two(free / 2), num_seqs)
     tokens = batch_tokens or 4096
-    return BatchLimits(tokens, tokens // 2 if runner.unpads else 512, 1 << 23, 2 << 30, num_seqs)
+    return BatchLimits(tokens, tokens // 2 if unpads else 512, 1 << 23, 2 << 30, num_seqs)
 
 
 def power_of_two(value: float) -> int:

@@ -5,7 +5,6 @@ from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property
-from typing import Protocol
 
 import torch
 import transformers
@@ -17,6 +16,7 @@ from evalsuite.models.checkpoints.positions import check_max_length, max_positio
 from evalsuite.models.decoder import StudentForCausalLM
 from evalsuite.models.inference.batch_limits import BatchLimits
 from evalsuite.models.inference.batching import RequestBatch, make_remaining_batches
+from evalsuite.models.inference.logprobs import ScoredBatch
 from evalsuite.models.inference.registry import EngineType
 from evalsuite.models.inference.requests import (
     INVALID_PREFIX,
@@ -24,8 +24,9 @@ from evalsuite.models.inference.requests import (
     GenerateResponse,
     ScoreRequest,
     ScoreResponse,
+    split_valid,
 )
-from evalsuite.models.inference.stopping import eos_token_ids
+from evalsuite.models.inference.stopping import StopChecker, eos_token_ids
 from evalsuite.models.ops.dispatch import kernel_versions
 
 SOURCE = (
@@ -35,13 +36,6 @@ SOURCE = (
     "checkpoints/tokenizers.py",
 )
 """Our code that computes the responses of every engine in this process."""
-
-
-class RunningBatch(Protocol):
-    """Log-likelihoods that are being computed."""
-
-    def responses(self) -> list[ScoreResponse]:
-        """One response per request; waits for the device."""
 
 
 class InProcessEngine(EngineType):
@@ -82,7 +76,7 @@ class InProcessEngine(EngineType):
         """Batches of these requests, the largest first."""
 
     @abstractmethod
-    def _start(self, requests: Sequence[ScoreRequest], batch: RequestBatch) -> RunningBatch:
+    def _start(self, requests: Sequence[ScoreRequest], batch: RequestBatch) -> ScoredBatch:
         """Start to compute a batch."""
 
     @abstractmethod
@@ -143,18 +137,19 @@ class InProcessEngine(EngineType):
     def _score(
         self, requests: Sequence[ScoreRequest], completed: Collection[int]
     ) -> Iterator[tuple[int, ScoreResponse]]:
-        valid: list[int] = []
-        for index, request in enumerate(requests):
-            tokens = (request.context, *request.continuations)
-            error = request.validation_error(self.max_length) or self._out_of_vocabulary(tokens)
-            if error is not None:
-                yield index, ScoreResponse.from_error(error)
-            else:
-                valid.append(index)
+        valid, refused = split_valid(
+            requests,
+            lambda request: (
+                request.validation_error(self.max_length)
+                or self._out_of_vocabulary((request.context, *request.continuations))
+            ),
+        )
+        for index, error in refused:
+            yield index, ScoreResponse.from_error(error)
         waiting = make_remaining_batches(
             valid, completed, lambda indices: self._score_batches(requests, indices)
         )
-        started: deque[tuple[Sequence[int], RunningBatch]] = deque()
+        started: deque[tuple[Sequence[int], ScoredBatch]] = deque()
         while waiting:
             batch = waiting[0]
             running = out_of_memory = None
@@ -186,13 +181,15 @@ class InProcessEngine(EngineType):
         Raises:
             torch.OutOfMemoryError: a single request does not fit.
         """
-        waiting: dict[int, GenerateRequest] = {}
-        for index, request in enumerate(requests):
-            error = request.validation_error(self.max_length) or self._out_of_vocabulary([request.prompt])
-            if error is not None:
-                yield index, GenerateResponse.from_error(error)
-            else:
-                waiting[index] = request
+        valid, refused = split_valid(
+            requests,
+            lambda request: (
+                request.validation_error(self.max_length) or self._out_of_vocabulary([request.prompt])
+            ),
+        )
+        for index, error in refused:
+            yield index, GenerateResponse.from_error(error)
+        waiting = {index: requests[index] for index in valid}
         max_num_seqs = self.limits.max_num_seqs
         while waiting:
             try:
@@ -213,6 +210,10 @@ class InProcessEngine(EngineType):
     def restore_batch_limits(self, limits: Mapping[str, int], source: str) -> None:
         self.limits = BatchLimits.from_dict(limits, source)
 
+    def _stop_checker(self, request: GenerateRequest) -> StopChecker:
+        limit = request.token_limit(self.max_length)
+        return StopChecker(self.checkpoint.tokenizer, request.sampling, limit, self.eos_ids)
+
     def close(self) -> None:
         """The model's memory is freed with the engine."""
         self._release()
@@ -229,7 +230,7 @@ class InProcessEngine(EngineType):
         return INVALID_PREFIX + f"token id {highest} is outside the model's vocabulary of {self.vocab_size}"
 
 
-def _collect(indices: Sequence[int], batch: RunningBatch) -> Iterator[tuple[int, ScoreResponse]]:
+def _collect(indices: Sequence[int], batch: ScoredBatch) -> Iterator[tuple[int, ScoreResponse]]:
     yield from zip(indices, batch.responses(), strict=True)
 
 

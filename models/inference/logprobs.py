@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from evalsuite.models.inference.batch_limits import BatchLimits
 from evalsuite.models.inference.batching import to_device
 from evalsuite.models.inference.requests import ScoreRequest, ScoreResponse
 from evalsuite.models.ops.logprobs import row_logprobs
@@ -34,13 +35,6 @@ class TargetIndex:
         self.row.extend(row + shift for row in other.row)
         self.token.extend(other.token)
         self.slot.extend(other.slot)
-
-    def score(self, head: Callable[[Tensor], Tensor], hidden: Tensor, max_rows: int) -> "Part":
-        """Score all targets; arguments as in `target_logprobs`."""
-        rows = np.asarray(self.row)
-        order = np.argsort(rows, kind="stable")
-        tokens, slots = np.asarray(self.token)[order], np.asarray(self.slot)[order]
-        return slots, *target_logprobs(head, hidden, rows[order], tokens, max_rows)
 
 
 def target_logprobs(
@@ -106,3 +100,31 @@ def sum_responses(requests: Sequence[ScoreRequest], parts: Sequence[Part]) -> li
             ScoreResponse(tuple(sums[start:end].tolist()), tuple(greedy[start:end].tolist()), lengths)
         )
     return responses
+
+
+class ScoredBatch:
+    """Log-likelihoods of some requests, whose tokens are scored part by part.
+
+    Args:
+        requests: each with a non-empty context and non-empty continuations.
+        vocab_size: number of logits of a token.
+        limits: maximum number of logits at once.
+    """
+
+    def __init__(self, requests: Sequence[ScoreRequest], vocab_size: int, limits: BatchLimits) -> None:
+        self.requests, self._limits = requests, limits
+        self._slots = number_continuations(requests)
+        self._max_rows = max(1, limits.max_logits // vocab_size)
+        self._parts: list[Part] = []
+
+    def _score(self, head: Callable[[Tensor], Tensor], hidden: Tensor, targets: TargetIndex) -> None:
+        """Score targets after hidden states [R, T, width]."""
+        rows = np.asarray(targets.row)
+        order = np.argsort(rows, kind="stable")
+        tokens, slots = np.asarray(targets.token)[order], np.asarray(targets.slot)[order]
+        scored = target_logprobs(head, hidden.flatten(0, 1), rows[order], tokens, self._max_rows)
+        self._parts.append((slots, *scored))
+
+    def responses(self) -> list[ScoreResponse]:
+        """One response per request; an error where a log-probability is not finite. Waits for the device."""
+        return sum_responses(self.requests, self._parts)

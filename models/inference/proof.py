@@ -4,12 +4,13 @@ A text that is read in parts, with others, or token by token must give the logit
 alone. The texts here are short; what only shows at greater lengths must be known from the config.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
-from evalsuite.foundation import ConfigError
+from evalsuite.foundation import ConfigError, EvalsuiteError
 
 TOKENS = 24
 """Length of the longest text."""
@@ -26,6 +27,24 @@ _HALF_ROUNDING = 0.25
 
 class UnsupportedModelError(ConfigError):
     """A model that an engine cannot run, or whose numbers it would get wrong."""
+
+
+@contextmanager
+def refuse_unsupported(what: str) -> Iterator[None]:
+    """Turn what a model raises while it is tried on a few tokens, which can be anything, into a refusal.
+
+    Args:
+        what: the model does wrong.
+
+    Raises:
+        UnsupportedModelError: the model cannot be run; the cause is chained.
+    """
+    try:
+        yield
+    except (EvalsuiteError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise UnsupportedModelError(f"{what} ({type(error).__name__}: {error})") from error
 
 
 def proof_texts(vocab_size: int, positions: int | None) -> list[Text]:

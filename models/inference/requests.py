@@ -1,8 +1,9 @@
 """Requests to an engine and its responses: token ids in, log-probabilities or tokens out."""
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from evalsuite.foundation import ConfigError, content_hash
 
@@ -199,3 +200,13 @@ class GenerateResponse:
 
 Request = ScoreRequest | GenerateRequest
 Response = ScoreResponse | GenerateResponse
+AnyRequest = TypeVar("AnyRequest", ScoreRequest, GenerateRequest)
+
+
+def split_valid(
+    requests: Sequence[AnyRequest], error_of: Callable[[AnyRequest], str | None]
+) -> tuple[list[int], list[tuple[int, str]]]:
+    """Indices of the requests that can be run, and index and error of each other one."""
+    errors = [(index, error_of(request)) for index, request in enumerate(requests)]
+    valid = [index for index, error in errors if error is None]
+    return valid, [(index, error) for index, error in errors if error is not None]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any
 
 from evalsuite.foundation import DataError, append_jsonl, progress, read_jsonl
 from evalsuite.models.inference.base import Engine, score_remaining
@@ -30,7 +30,6 @@ FLUSH_SECONDS = 1.0
 FLUSH_RESPONSES = 256
 
 Key = tuple[str, str, str, int]
-AnyRequest = TypeVar("AnyRequest", ScoreRequest, GenerateRequest)
 
 
 class ResponseCache:
@@ -58,8 +57,7 @@ class ResponseCache:
 
     def get_by_key(self, fingerprint: str, key: Key) -> Response | None:
         """Return the cached response to the request with this key, or None."""
-        verb, *rest = key
-        return self._load(fingerprint, verb).get(cast(Any, tuple(rest)))
+        return self._load(fingerprint, key[0]).get(key[1:])
 
     def known(self, fingerprint: str, keys: Iterable[Key]) -> dict[Key, Response]:
         """Return the cached responses among those to `keys`."""
@@ -69,12 +67,12 @@ class ResponseCache:
     def add(self, fingerprint: str, responses: Sequence[tuple[Key, Response]]) -> None:
         """Append responses and flush them to disk before returning."""
         lines: dict[str, list[dict[str, Any]]] = {}
-        for (verb, *rest), response in responses:
-            lines.setdefault(verb, []).append({"key": rest, "response": response.to_dict()})
+        for key, response in responses:
+            lines.setdefault(key[0], []).append({"key": key[1:], "response": response.to_dict()})
         for verb, new in lines.items():
             append_jsonl(self._path(fingerprint, verb), new)
-        for (verb, hashed, sampling, seed), response in responses:
-            self._load(fingerprint, verb)[hashed, sampling, seed] = response
+        for key, response in responses:
+            self._load(fingerprint, key[0])[key[1:]] = response
 
     def _path(self, fingerprint: str, verb: str) -> Path:
         return self.folder / f"{fingerprint}.{verb}.jsonl"

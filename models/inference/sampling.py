@@ -1,6 +1,6 @@
 """Token sampling. Draws depend only on a request's seed and the step, never on the batch."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -58,14 +58,7 @@ class SamplingMetadata:
     ) -> "SamplingMetadata":
         """Greedy placeholders for `num_seqs` sequences, with the flags that any of `requests` needs."""
         needs = SamplingMetadata.from_requests(requests, device)
-        return SamplingMetadata(
-            torch.zeros(num_seqs, device=device),
-            torch.ones(num_seqs, dtype=torch.float64, device=device),
-            torch.zeros(num_seqs, dtype=torch.long, device=device),
-            torch.zeros(num_seqs, dtype=torch.long, device=device),
-            needs.any_sampled,
-            needs.any_filtered,
-        )
+        return needs.map(lambda values: values.new_zeros(num_seqs))
 
     @staticmethod
     def from_requests(requests: Sequence[GenerateRequest], device: torch.device) -> "SamplingMetadata":
@@ -80,16 +73,13 @@ class SamplingMetadata:
             any(not p.greedy and (p.top_p < 1 or p.top_k > 0) for p in params),
         )
 
-    def first(self, num_seqs: int) -> "SamplingMetadata":
-        """Views of the first `num_seqs` rows."""
-        return SamplingMetadata(
-            self.temperature[:num_seqs],
-            self.top_p[:num_seqs],
-            self.top_k[:num_seqs],
-            self.seed_states[:num_seqs],
-            self.any_sampled,
-            self.any_filtered,
-        )
+    def tensors(self) -> list[Tensor]:
+        """All parameters."""
+        return [self.temperature, self.top_p, self.top_k, self.seed_states]
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> "SamplingMetadata":
+        """These parameters with other rows."""
+        return SamplingMetadata(*map(change, self.tensors()), self.any_sampled, self.any_filtered)
 
 
 def sample(logits: Tensor, metadata: SamplingMetadata, steps: Tensor) -> tuple[Tensor, Tensor]:

@@ -32,7 +32,7 @@ def free_tokens(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
     def set_to(tokens: int) -> None:
         limits = BatchLimits(tokens, tokens // 4, 1 << 23, 2 << 30, 32)
-        monkeypatch.setattr(torch_engine, "compute_batch_limits", lambda *_: limits)
+        monkeypatch.setattr(torch_engine, "compute_batch_limits", lambda *_, **__: limits)
 
     return set_to
 

@@ -34,7 +34,6 @@ from evalsuite.models import build_student
 from evalsuite.models.checkpoints.load import Checkpoint, load_checkpoint
 from evalsuite.models.decoder.cost import ModelCost, format_flops
 from evalsuite.models.inference.in_process import InProcessEngine
-from evalsuite.models.inference.logprobs import TargetIndex
 from evalsuite.models.inference.requests import GenerateRequest, SamplingParams, ScoreRequest
 from evalsuite.models.inference.response_cache import ResponseCache
 from evalsuite.models.inference.stopping import StopChecker
@@ -64,7 +63,7 @@ PHASES: Targets = {
     ],
     "launch": [
         (ModelRunner, "prefill"),
-        (TargetIndex, "score"),
+        (LoglikelihoodBatch, "_score"),
         (GenerationScheduler, "_dispatch"),
         (GenerationScheduler, "_prefill_into"),
     ],

@@ -9,7 +9,7 @@ from evalsuite.models.inference import in_process
 from evalsuite.models.inference.batch_limits import compute_batch_limits
 from evalsuite.models.inference.batching import RequestBatch
 from evalsuite.models.inference.in_process import InProcessEngine
-from evalsuite.models.inference.proof import UnsupportedModelError
+from evalsuite.models.inference.proof import UnsupportedModelError, refuse_unsupported
 from evalsuite.models.inference.registry import ENGINES, EngineSettings, TokenTimes
 from evalsuite.models.inference.requests import GenerateRequest, GenerateResponse, ScoreRequest
 from evalsuite.models.inference.sampling import SamplingMetadata
@@ -20,10 +20,11 @@ from evalsuite.models.inference.torch.scheduler import (
     KEY_BLOCK,
     DecodeBatch,
     GenerationScheduler,
+    SequenceState,
     StepFunction,
 )
 from evalsuite.models.inference.torch.structure import unknown_structure
-from evalsuite.models.inference.torch.verify_cache import refuse_unsupported, verify_cache
+from evalsuite.models.inference.torch.verify_cache import verify_cache
 
 if TYPE_CHECKING:
     from evalsuite.models.benchmark.subject import Benchmark
@@ -65,12 +66,19 @@ class TorchEngine(InProcessEngine):
         model = checkpoint.model
         if (reason := unknown_structure(model.config, self.max_length)) is not None:
             raise UnsupportedModelError(f"{type(model).__name__}: {reason}")
-        with refuse_unsupported(model):
+        name = type(model).__name__
+        with refuse_unsupported(f"{name}: its layers do not work with the caches of engine torch"):
             self.runner = ModelRunner(model)
             verify_cache(self.runner, model)
         self.vocab_size = self.runner.vocab_size
-        self.limits = compute_batch_limits(self.runner, model.num_parameters(), batch_tokens)
-        on_gpu = self.runner.device.type == "cuda"
+        self.limits = compute_batch_limits(
+            model.device,
+            model.num_parameters(),
+            self.runner.bytes_per_token(),
+            batch_tokens,
+            unpads=self.runner.unpads,
+        )
+        on_gpu = model.device.type == "cuda"
         self.steps_per_block, self.lookahead = (8, 1) if on_gpu else (1, 0)
         # On a GPU the masks that shared prefixes need rule out fused attention, and prefill is a small part.
         self.share_prefixes = not on_gpu
@@ -108,36 +116,30 @@ class TorchEngine(InProcessEngine):
     def _generate(
         self, requests: Mapping[int, GenerateRequest], max_num_seqs: int
     ) -> Iterator[tuple[int, GenerateResponse]]:
-        return self._make_scheduler(requests, max_num_seqs).responses()
-
-    def _make_scheduler(
-        self, waiting: Mapping[int, GenerateRequest], max_num_seqs: int
-    ) -> GenerationScheduler:
-        """A scheduler for all requests; if their slots do not fit into memory, for the longest of them."""
-        limits = {index: request.token_limit(self.max_length) for index, request in waiting.items()}
+        """Respond to all requests; if their slots do not fit into memory, to the longest of them."""
         # The last generated token is never read.
-        needs = {index: len(request.prompt) + limits[index] - 1 for index, request in waiting.items()}
-        order = sorted(waiting, key=lambda index: -needs[index])
+        needs = {
+            index: len(request.prompt) + request.token_limit(self.max_length) - 1
+            for index, request in requests.items()
+        }
+        order = sorted(requests, key=lambda index: -needs[index])
         capacity = -(-needs[order[0]] // KEY_BLOCK) * KEY_BLOCK
         slot_bytes = capacity * self.runner.kv_bytes_per_token + self.runner.state_bytes_per_seq
         num_slots = min(max_num_seqs, max(1, self.limits.cache_bytes // max(1, slot_bytes)))
         if num_slots < min(max_num_seqs, len(order)):
             order = [index for index in order if needs[index] > capacity // 2]
         batch, step = self._decode_batch(
-            [waiting[index] for index in order], min(num_slots, len(order)), capacity
+            [requests[index] for index in order], min(num_slots, len(order)), capacity
         )
         return GenerationScheduler(
-            self.runner,
-            self.checkpoint.tokenizer,
-            self.eos_ids,
-            [(index, waiting[index], limits[index]) for index in order],
+            [SequenceState(index, requests[index], self._stop_checker(requests[index])) for index in order],
             batch=batch,
             step=step,
             max_prefill_tokens=self.limits.max_tokens,
             steps_per_block=self.steps_per_block,
             lookahead=self.lookahead,
             share_prefixes=self.share_prefixes,
-        )
+        ).responses()
 
     def _decode_batch(
         self, requests: Sequence[GenerateRequest], num_slots: int, capacity: int

@@ -1,6 +1,6 @@
 """Per-row caches of a batch (keys, values, recurrent states) and branching from them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +23,11 @@ class LayerState:
         """All tensors of this layer."""
         softmax = [tensor for tensor in (self.keys, self.values) if tensor is not None]
         return softmax + list(self.recurrent.values())
+
+    def with_keys(self, change: Callable[[Tensor], Tensor]) -> "LayerState":
+        """This state with other keys and values, if it has any."""
+        keys, values = (None if each is None else change(each) for each in (self.keys, self.values))
+        return LayerState(keys, values, self.recurrent)
 
 
 @dataclass(slots=True)
@@ -50,14 +55,7 @@ class KVCache:
         """
         longest = max(lengths)
         new_lengths = torch.tensor(list(lengths), device=self.lengths.device)
-        layers = [
-            LayerState(
-                None if layer.keys is None else layer.keys[:, :, :longest],
-                None if layer.values is None else layer.values[:, :, :longest],
-                layer.recurrent,
-            )
-            for layer in self.layers
-        ]
+        layers = [layer.with_keys(lambda stored: stored[:, :, :longest]) for layer in self.layers]
         positions = self.positions[:, :longest].expand(len(new_lengths), -1)
         return KVCache(layers, new_lengths, positions, positions < new_lengths[:, None], self.in_front)
 
@@ -65,14 +63,7 @@ class KVCache:
         """Move the valid keys and values of each row to its front, in order."""
         order = (~self.valid).long().argsort(dim=1, stable=True)[:, : int(self.lengths.max())]
         along = order[:, None, :, None]
-        layers = [
-            LayerState(
-                None if layer.keys is None else layer.keys.take_along_dim(along, 2),
-                None if layer.values is None else layer.values.take_along_dim(along, 2),
-                layer.recurrent,
-            )
-            for layer in self.layers
-        ]
+        layers = [layer.with_keys(lambda stored: stored.take_along_dim(along, 2)) for layer in self.layers]
         positions, valid = (each.gather(1, order) for each in (self.positions, self.valid))
         return KVCache(layers, self.lengths, positions, valid, in_front=True)
 
@@ -93,16 +84,25 @@ class BranchingCache:
         layout: UnpaddedLayout | None = None,
     ) -> None:
         self.layers = [
-            _BranchingLayer(parent.layers[i] if parent is not None else None, parent_rows, keep, layout)
+            _BranchingLayer(LayerState() if parent is None else parent.layers[i], parent_rows, keep)
             for i in range(num_layers)
         ]
+        self._keep, self._layout = keep, layout
         self._parent_length = 0 if parent is None else parent.valid.shape[1]
 
     def update(
         self, keys: Tensor, values: Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
         """Append keys and values [R, Hkv, T, D] (un-padded [1, Hkv, N, D]) to the parents'; return all."""
-        return self.layers[layer_idx].append(keys, values)
+        layer = self.layers[layer_idx]
+        if self._layout is not None:
+            keys, values = self._layout.pad_heads(keys), self._layout.pad_heads(values)
+        if layer.before.keys is not None and layer.before.values is not None:
+            keys = torch.cat([layer.select(layer.before.keys), keys], 2)
+            values = torch.cat([layer.select(layer.before.values), values], 2)
+        if self._keep:
+            layer.after.keys, layer.after.values = keys, values
+        return keys, values
 
     def room(self, layer_idx: int, key: Tensor, value: Tensor, rows: int) -> tuple[Tensor, Tensor]:
         """Keys and values [R, Hkv, L, D] with the parents' in front and room for new ones behind.
@@ -112,7 +112,12 @@ class BranchingCache:
             key, value: the new ones [R · T, Hkv, D], for their shapes and dtypes.
             rows: R.
         """
-        return self.layers[layer_idx].room(key, value, rows)
+        layer = self.layers[layer_idx]
+        keys = layer.extended(layer.before.keys, key, rows)
+        values = layer.extended(layer.before.values, value, rows)
+        if self._keep:
+            layer.after.keys, layer.after.values = keys, values
+        return keys, values
 
     def room_apart(
         self, layer_idx: int, key: Tensor, value: Tensor, rows: int
@@ -121,7 +126,12 @@ class BranchingCache:
 
         For a pass that continues a parent and is not kept. Arguments as for `room`.
         """
-        return self.layers[layer_idx].room_apart(key, value, rows)
+        layer = self.layers[layer_idx]
+        assert not self._keep
+        assert layer.before.keys is not None
+        assert layer.before.values is not None
+        keys, values = (layer.extended(None, each, rows) for each in (key, value))
+        return keys, values, layer.before.keys, layer.before.values
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Number of cached keys per row before this pass, padding included."""
@@ -133,60 +143,25 @@ class BranchingCache:
 
 
 class _BranchingLayer:
-    def __init__(
-        self,
-        before: LayerState | None,
-        parent_rows: Tensor | None,
-        keep: bool,
-        layout: UnpaddedLayout | None,
-    ) -> None:
-        self.before = before
+    def __init__(self, before: LayerState, parent_rows: Tensor | None, keep: bool) -> None:
+        self.before, self.after = before, LayerState()
         self.parent_rows = parent_rows
         self.keep = keep
-        self.layout = layout
-        self.after = LayerState()
 
-    def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        if self.layout is not None:
-            keys, values = self.layout.pad_heads(keys), self.layout.pad_heads(values)
-        if self.before is not None and self.before.keys is not None and self.before.values is not None:
-            keys = torch.cat([self._select(self.before.keys), keys], 2)
-            values = torch.cat([self._select(self.before.values), values], 2)
-        if self.keep:
-            self.after.keys, self.after.values = keys, values
-        return keys, values
-
-    def room(self, key: Tensor, value: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-        before = (None, None) if self.before is None else (self.before.keys, self.before.values)
-        keys, values = (self._extended(*each, rows) for each in zip(before, (key, value), strict=True))
-        if self.keep:
-            self.after.keys, self.after.values = keys, values
-        return keys, values
-
-    def room_apart(self, key: Tensor, value: Tensor, rows: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        assert not self.keep
-        assert self.before is not None
-        assert self.before.keys is not None
-        assert self.before.values is not None
-        keys, values = (self._extended(None, each, rows) for each in (key, value))
-        return keys, values, self.before.keys, self.before.values
-
-    def _extended(self, before: Tensor | None, new: Tensor, rows: int) -> Tensor:
+    def extended(self, before: Tensor | None, new: Tensor, rows: int) -> Tensor:
         known = 0 if before is None else before.shape[2]
         extended = new.new_empty(rows, new.shape[1], known + len(new) // rows, new.shape[2])
         if before is not None:
-            extended[:, :, :known] = self._select(before)
+            extended[:, :, :known] = self.select(before)
         return extended
 
     def read(self) -> dict[str, Tensor] | None:
-        if self.before is None or not self.before.recurrent:
-            return None
-        return {name: self._select(state) for name, state in self.before.recurrent.items()}
+        return {name: self.select(state) for name, state in self.before.recurrent.items()} or None
 
     def lend(self, *, slots: bool) -> tuple[dict[str, Tensor] | None, StateAccess]:
         if self.keep:
             return self.read(), OWN
-        if not slots or self.before is None or not self.before.recurrent:
+        if not slots or not self.before.recurrent:
             return self.read(), StateAccess(discards=True)
         # Rows that are not kept read their parents' states where they are.
         return self.before.recurrent, StateAccess(slots=self.parent_rows, discards=True)
@@ -195,7 +170,7 @@ class _BranchingLayer:
         if self.keep:
             self.after.recurrent = state
 
-    def _select(self, tensor: Tensor) -> Tensor:
+    def select(self, tensor: Tensor) -> Tensor:
         assert self.parent_rows is not None
         if tensor.shape[0] == 1:
             return tensor.expand(self.parent_rows.shape[0], *tensor.shape[1:])

@@ -2,17 +2,10 @@
 
 from collections.abc import Sequence
 
-from torch import Tensor
-
 from evalsuite.models.inference.batch_limits import BatchLimits
 from evalsuite.models.inference.batching import RequestBatch, make_length_batches
-from evalsuite.models.inference.logprobs import (
-    Part,
-    TargetIndex,
-    number_continuations,
-    sum_responses,
-)
-from evalsuite.models.inference.requests import ScoreRequest, ScoreResponse
+from evalsuite.models.inference.logprobs import ScoredBatch, TargetIndex
+from evalsuite.models.inference.requests import ScoreRequest
 from evalsuite.models.inference.torch.kv_cache import KVCache
 from evalsuite.models.inference.torch.model_runner import ModelRunner
 from evalsuite.models.inference.torch.prefix_groups import common_prefix_length, group_by_prefix
@@ -52,7 +45,7 @@ def common_start(request: ScoreRequest) -> tuple[int, ...]:
     return read[0][: common_prefix_length(read)] if read else ()
 
 
-class LoglikelihoodBatch:
+class LoglikelihoodBatch(ScoredBatch):
     """A batch whose computation is started on construction; `responses` waits for it.
 
     The context and what all continuations start with are one row, from whose cache every continuation that
@@ -74,10 +67,8 @@ class LoglikelihoodBatch:
         limits: BatchLimits,
         num_shared: int = 0,
     ) -> None:
-        self.requests, self._num_shared = requests, num_shared
-        self._parts: list[Part] = []
-        self._runner, self._limits = runner, limits
-        self._slots = number_continuations(requests)
+        super().__init__(requests, runner.vocab_size, limits)
+        self._runner, self._num_shared = runner, num_shared
         self._starts = [common_start(request) for request in requests]
         branches, cache = self._run_contexts()
         if cache is not None:
@@ -105,7 +96,7 @@ class LoglikelihoodBatch:
             last = i * hidden.shape[1] + len(request.context) - self._num_shared - 1
             for j, tokens in enumerate(request.continuations):
                 targets.add(last, tokens[: len(self._starts[i]) + 1], self._slots[i] + j)
-        self._score(hidden, targets)
+        self._score(self._runner.head.logits, hidden, targets)
         return branches, cache
 
     def _run_continuations(self, branches: Sequence[tuple[int, int]], cache: KVCache) -> None:
@@ -123,12 +114,4 @@ class LoglikelihoodBatch:
             for place, number in enumerate(batch):
                 i, j = branches[number]
                 targets.add(place * hidden.shape[1], rests[number][1:], self._slots[i] + j)
-            self._score(hidden, targets)
-
-    def _score(self, hidden: Tensor, targets: TargetIndex) -> None:
-        max_rows = max(1, self._limits.max_logits // self._runner.vocab_size)
-        self._parts.append(targets.score(self._runner.head.logits, hidden.flatten(0, 1), max_rows))
-
-    def responses(self) -> list[ScoreResponse]:
-        """One response per request; an error where a log-probability is not finite."""
-        return sum_responses(self.requests, self._parts)
+            self._score(self._runner.head.logits, hidden, targets)

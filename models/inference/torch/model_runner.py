@@ -1,6 +1,5 @@
 """Forward passes of a causal language model: rows of tokens in, hidden states and caches out."""
 
-import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -55,7 +54,6 @@ class ModelRunner:
             self.storing = next((each for each in layers if each.stores_keys), None)
         """A layer that stores its keys in the cache itself; set to None to run its other code, for
         comparison."""
-        self._takes_token_mask = "token_mask" in inspect.signature(self.decoder.forward).parameters
         # On a GPU the number of kernels matters more than padding; a recurrence needs padded rows.
         has_states = any(isinstance(each, Mixer) and each.cache_spec().states for each in model.modules())
         self.unpads = self.device.type == "cpu" and not has_states
@@ -84,10 +82,10 @@ class ModelRunner:
                 self.kv_bytes_per_token += tensor.nbytes // count if tensor is not None else 0
             self.state_bytes_per_seq += sum(tensor.nbytes for tensor in layer.recurrent.values())
 
-    def activation_bytes_per_token(self) -> int:
-        """Estimate of the activation memory of one token within a layer."""
+    def bytes_per_token(self) -> int:
+        """Estimate of the memory of one token: activations within a layer, keys and values."""
         hidden, intermediate = self._widths
-        return (24 * hidden + 4 * intermediate) * self.dtype.itemsize
+        return (24 * hidden + 4 * intermediate) * self.dtype.itemsize + self.kv_bytes_per_token
 
     def prefill(
         self,
@@ -152,9 +150,7 @@ class ModelRunner:
         token_mask: Tensor | None = None,
     ) -> Tensor:
         """Run the decoder on tokens [R, T] at positions [R, T]; return hidden states [R, T, width]."""
-        extra: dict[str, Any] = {"attention": masks} if self._is_ours else {}
-        if self._takes_token_mask and token_mask is not None:
-            extra["token_mask"] = token_mask
+        extra: dict[str, Any] = {"attention": masks, "token_mask": token_mask} if self._is_ours else {}
         with nullcontext() if self._is_ours else self._attention.use_masks(masks):
             hidden: Tensor = self.decoder(
                 input_ids=tokens, position_ids=positions, use_cache=True, **{CACHE: cache}, **extra

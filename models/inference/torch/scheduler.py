@@ -3,18 +3,17 @@
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from evalsuite.models.inference.requests import GenerateRequest, GenerateResponse
+from evalsuite.models.inference.requests import GenerateResponse
 from evalsuite.models.inference.sampling import SamplingMetadata, sample
-from evalsuite.models.inference.stopping import GenerationState, StopChecker
+from evalsuite.models.inference.stopping import GenerationState
 from evalsuite.models.inference.torch.kv_cache import KVCache
 from evalsuite.models.inference.torch.model_runner import ModelRunner
 from evalsuite.models.inference.torch.prefix_groups import PrefixGroup, build_prefix_groups
-from evalsuite.models.inference.torch.static_cache import StaticKVCache
+from evalsuite.models.inference.torch.static_cache import StaticCacheView, StaticKVCache
 from evalsuite.models.mixers.cached_attention import AttentionMasks
 
 KEY_BLOCK = 64
@@ -49,17 +48,8 @@ class DecodeBatch:
 
     def tensors(self) -> list[Tensor]:
         """All per-sequence tensors except the cache."""
-        sampling = self.sampling
-        return [
-            self.token,
-            self.position,
-            self.num_generated,
-            self.non_finite,
-            sampling.temperature,
-            sampling.top_p,
-            sampling.top_k,
-            sampling.seed_states,
-        ]
+        own = [self.token, self.position, self.num_generated, self.non_finite]
+        return own + self.sampling.tensors()
 
     def read(self, num_seqs: int, length: int) -> Tensor:
         """Read the next token of the first `num_seqs` slots; return the logits [num_seqs, V] after it.
@@ -73,7 +63,7 @@ class DecodeBatch:
         masks = AttentionMasks(position[:, None], columns, all_valid, self.runner.dtype)
         masks.decode_positions = position
         masks.cache_places = None if self.runner.storing is None else position
-        view = self.cache.view(num_seqs, length, position)
+        view = StaticCacheView(self.cache, num_seqs, length, position)
         hidden = self.runner.forward(self.token[:num_seqs, None], position[:, None], view, masks)
         self.needs_masks = masks.built
         logits: Tensor = self.runner.head.logits(hidden[:, 0])
@@ -83,7 +73,9 @@ class DecodeBatch:
         """Run one decode step for the first `num_seqs` slots, in place. Arguments as for `read`."""
         position = self.position[:num_seqs]
         logits = self.read(num_seqs, length)
-        tokens, non_finite = sample(logits, self.sampling.first(num_seqs), self.num_generated[:num_seqs])
+        tokens, non_finite = sample(
+            logits, self.sampling.map(lambda values: values[:num_seqs]), self.num_generated[:num_seqs]
+        )
         self.token[:num_seqs].copy_(tokens)
         self.non_finite[:num_seqs].logical_or_(non_finite)
         self.num_generated[:num_seqs].add_(1)
@@ -125,8 +117,7 @@ class GenerationScheduler:
     and its additional tokens are discarded.
 
     Args:
-        runner, tokenizer, eos_ids: the model's parts.
-        requests: (index, request, token limit) in scheduling order, the longest first.
+        waiting: in scheduling order, the longest first.
         batch: slots of the sequences that decode together; they may hold what earlier sequences left there.
         step: runs a decode step of `batch` (eager, or CUDA graphs).
         max_prefill_tokens: maximum number of padded tokens in one prefill pass.
@@ -137,10 +128,7 @@ class GenerationScheduler:
 
     def __init__(
         self,
-        runner: ModelRunner,
-        tokenizer: Any,
-        eos_ids: frozenset[int],
-        requests: Sequence[tuple[int, GenerateRequest, int]],
+        waiting: Sequence[SequenceState],
         *,
         batch: DecodeBatch,
         step: StepFunction,
@@ -149,13 +137,9 @@ class GenerationScheduler:
         lookahead: int,
         share_prefixes: bool = False,
     ) -> None:
-        self.runner = runner
-        waiting = [
-            SequenceState(index, request, StopChecker(tokenizer, request.sampling, limit, eos_ids))
-            for index, request, limit in requests
-        ]
+        self.runner = batch.runner
         if share_prefixes:
-            waiting = _order_by_prefix(waiting, allow_partial=not runner.state_bytes_per_seq)
+            waiting = _order_by_prefix(waiting, allow_partial=not self.runner.state_bytes_per_seq)
         self.waiting = deque(waiting)
         self._prefix: tuple[PrefixGroup, KVCache | None] = NO_PREFIX, None
         self.max_prefill_tokens = max_prefill_tokens
@@ -278,8 +262,7 @@ class GenerationScheduler:
         num_generated = torch.zeros_like(cache.lengths)
         tokens, non_finite = sample(self.runner.head.logits(last), sampling, num_generated)
         target = torch.tensor(slots, device=last.device)
-        new = [tokens, cache.lengths, num_generated + 1, non_finite]
-        new += [sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed_states]
+        new = [tokens, cache.lengths, num_generated + 1, non_finite, *sampling.tensors()]
         for stored, value in zip(self.batch.tensors(), new, strict=True):
             stored[target] = value
         for sequence in scheduled:

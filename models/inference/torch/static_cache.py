@@ -48,10 +48,6 @@ class StaticKVCache:
             for tensor in layer.tensors():
                 tensor[target] = tensor[source]
 
-    def view(self, num_seqs: int, length: int, positions: Tensor) -> "StaticCacheView":
-        """Cache of one decode step of the first `num_seqs` slots, whose next positions are below `length`."""
-        return StaticCacheView(self, num_seqs, length, positions)
-
 
 def _allocate(layer: LayerState, num_slots: int, capacity: int) -> LayerState:
     empty = LayerState()

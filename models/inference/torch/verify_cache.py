@@ -4,14 +4,10 @@ The engine reads a context once and continues it per choice and token, through c
 A model that keeps its state elsewhere, such as RWKV, would silently start each part of a text afresh.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from evalsuite.foundation import EvalsuiteError
 from evalsuite.models.checkpoints.positions import stated_positions
 from evalsuite.models.inference.proof import Text, UnsupportedModelError, largest_deviation, proof_texts
 from evalsuite.models.inference.requests import GenerateRequest, SamplingParams
@@ -22,27 +18,6 @@ from evalsuite.models.inference.torch.scheduler import DecodeBatch
 
 STEPS = 3
 """Tokens that are read one at a time, as in generation."""
-
-
-@contextmanager
-def refuse_unsupported(model: PreTrainedModel) -> Iterator[None]:
-    """Turn what a model raises while it is tried on a few tokens into a refusal in words.
-
-    Models with caches of their own kind call methods that the engine's caches do not have, or reshape masks
-    and states in ways that only they know: what they raise can be anything.
-
-    Raises:
-        UnsupportedModelError: the model cannot be run; the cause is chained.
-    """
-    try:
-        yield
-    except (EvalsuiteError, torch.OutOfMemoryError):
-        raise
-    except Exception as error:
-        raise UnsupportedModelError(
-            f"{type(model).__name__}: its layers do not work with the caches of engine torch "
-            f"({type(error).__name__}: {error})"
-        ) from error
 
 
 @torch.inference_mode()

@@ -11,10 +11,10 @@ from evalsuite.models.inference.batching import RequestBatch
 from evalsuite.models.inference.in_process import SOURCE, InProcessEngine
 from evalsuite.models.inference.registry import ENGINES, EngineSettings
 from evalsuite.models.inference.requests import GenerateRequest, GenerateResponse, ScoreRequest
+from evalsuite.models.inference.stopping import GenerationState
 from evalsuite.models.inference.transformers.generation import (
     generate_in_lockstep,
     make_lockstep_batches,
-    make_sequences,
 )
 from evalsuite.models.inference.transformers.loglikelihood import PlainLoglikelihoodBatch, make_batches
 from evalsuite.models.inference.transformers.runner import PlainRunner
@@ -62,7 +62,9 @@ class TransformersEngine(InProcessEngine):
         problems = verify(self.runner)
         self.notice = "; ".join([*([notice] if notice else []), *problems])
         self.vocab_size = self.runner.vocab_size
-        self.limits = compute_batch_limits(self.runner, model.num_parameters(), batch_tokens)
+        self.limits = compute_batch_limits(
+            model.device, model.num_parameters(), self.runner.bytes_per_token(), batch_tokens
+        )
 
     @classmethod
     def open(cls, path: str, settings: EngineSettings) -> "TransformersEngine":
@@ -98,9 +100,9 @@ class TransformersEngine(InProcessEngine):
     def _generate(
         self, requests: Mapping[int, GenerateRequest], max_num_seqs: int
     ) -> Iterator[tuple[int, GenerateResponse]]:
-        limited = [
-            (index, request, request.token_limit(self.max_length)) for index, request in requests.items()
+        sequences = [
+            GenerationState(index, request, self._stop_checker(request))
+            for index, request in requests.items()
         ]
-        sequences = make_sequences(limited, self.checkpoint.tokenizer, self.eos_ids)
         for batch in make_lockstep_batches(sequences, self.runner, self.limits, max_num_seqs):
             yield from generate_in_lockstep(self.runner, batch)

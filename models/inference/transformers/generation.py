@@ -11,20 +11,10 @@ from typing import Any
 import torch
 
 from evalsuite.models.inference.batch_limits import BatchLimits
-from evalsuite.models.inference.requests import GenerateRequest, GenerateResponse
+from evalsuite.models.inference.requests import GenerateResponse
 from evalsuite.models.inference.sampling import SamplingMetadata, sample
-from evalsuite.models.inference.stopping import GenerationState, StopChecker
+from evalsuite.models.inference.stopping import GenerationState
 from evalsuite.models.inference.transformers.runner import PlainRunner
-
-
-def make_sequences(
-    requests: Sequence[tuple[int, GenerateRequest, int]], tokenizer: Any, eos_ids: frozenset[int]
-) -> list[GenerationState]:
-    """Host state of each (index, request, token limit)."""
-    return [
-        GenerationState(index, request, StopChecker(tokenizer, request.sampling, limit, eos_ids))
-        for index, request, limit in requests
-    ]
 
 
 def make_lockstep_batches(

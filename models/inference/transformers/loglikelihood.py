@@ -4,14 +4,9 @@ from collections.abc import Sequence
 
 from evalsuite.models.inference.batch_limits import BatchLimits
 from evalsuite.models.inference.batching import RequestBatch, make_length_batches
-from evalsuite.models.inference.logprobs import (
-    Part,
-    TargetIndex,
-    number_continuations,
-    sum_responses,
-)
+from evalsuite.models.inference.logprobs import ScoredBatch, TargetIndex
 from evalsuite.models.inference.proof import Text
-from evalsuite.models.inference.requests import ScoreRequest, ScoreResponse
+from evalsuite.models.inference.requests import ScoreRequest
 from evalsuite.models.inference.transformers.runner import PlainRunner
 
 
@@ -30,18 +25,17 @@ def make_batches(
     return [RequestBatch([indices[place] for place in batch]) for batch in batches]
 
 
-class PlainLoglikelihoodBatch:
+class PlainLoglikelihoodBatch(ScoredBatch):
     """Log-likelihoods of some requests, computed on construction.
 
     Every text is read once: continuations of one token share the text that is their context.
     """
 
     def __init__(self, runner: PlainRunner, requests: Sequence[ScoreRequest], limits: BatchLimits) -> None:
-        self.requests = requests
-        self._runner, self._limits = runner, limits
-        self._parts: list[Part] = []
+        super().__init__(requests, runner.vocab_size, limits)
+        self._runner = runner
         targets: dict[Text, TargetIndex] = {}
-        for request, slot in zip(requests, number_continuations(requests), strict=True):
+        for request, slot in zip(requests, self._slots, strict=True):
             first = len(request.context) - 1
             for number, continuation in enumerate(request.continuations):
                 # The last token is predicted, never read.
@@ -54,18 +48,13 @@ class PlainLoglikelihoodBatch:
     def _read(self, batch: list[tuple[Text, TargetIndex]]) -> None:
         first = min(targets.row[0] for _, targets in batch)
         length = max(len(text) for text, _ in batch) - first
-        max_rows = max(1, self._limits.max_logits // self._runner.vocab_size)
-        if length * len(batch) > max_rows and len(batch) > 1:
+        if length * len(batch) > self._max_rows and len(batch) > 1:
             half = len(batch) // 2
             self._read(batch[:half])
             self._read(batch[half:])
             return
-        logits = self._runner.logits([text for text, _ in batch], first).flatten(0, 1)
+        logits = self._runner.logits([text for text, _ in batch], first)
         joined = TargetIndex()
         for number, (_, targets) in enumerate(batch):
             joined.extend(targets, number * length - first)
-        self._parts.append(joined.score(lambda rows: rows, logits, max_rows))
-
-    def responses(self) -> list[ScoreResponse]:
-        """One response per request; an error where a log-probability is not finite."""
-        return sum_responses(self.requests, self._parts)
+        self._score(lambda rows: rows, logits, joined)

@@ -48,16 +48,11 @@ class PlainRunner:
         self.kv_bytes_per_token = 0
         self.state_bytes_per_seq = 0
 
-    @property
-    def unpads(self) -> bool:
-        """Rows are padded."""
-        return False
-
-    def activation_bytes_per_token(self) -> int:
-        """Estimate of the memory of one token: activations within a layer, and its logits."""
+    def bytes_per_token(self) -> int:
+        """Estimate of the memory of one token: activations within a layer, its logits and its cache."""
         config: Any = self.model.config.get_text_config()
         hidden = int(getattr(config, "hidden_size", 1024))
-        return (80 * hidden + self.vocab_size) * self.dtype.itemsize
+        return (80 * hidden + self.vocab_size) * self.dtype.itemsize + self.kv_bytes_per_token
 
     def logits(self, texts: Sequence[Text], first: int = 0) -> Tensor:
         """Read texts whole, together.

@@ -7,9 +7,14 @@ give the same logits.
 import torch
 from torch import Tensor
 
-from evalsuite.foundation import EvalsuiteError
 from evalsuite.models.checkpoints.positions import stated_positions
-from evalsuite.models.inference.proof import Text, UnsupportedModelError, largest_deviation, proof_texts
+from evalsuite.models.inference.proof import (
+    Text,
+    UnsupportedModelError,
+    largest_deviation,
+    proof_texts,
+    refuse_unsupported,
+)
 from evalsuite.models.inference.transformers.runner import CachedReader, PlainRunner
 
 STEPS = 4
@@ -28,14 +33,8 @@ def verify(runner: PlainRunner) -> list[str]:
     """
     name = type(runner.model).__name__
     texts = proof_texts(runner.vocab_size, stated_positions(runner.model.config))
-    try:
+    with refuse_unsupported(f"{name}: transformers cannot run it on plain token ids"):
         whole = [runner.logits([text])[0] for text in texts]
-    except (EvalsuiteError, torch.OutOfMemoryError):
-        raise
-    except Exception as error:
-        raise UnsupportedModelError(
-            f"{name}: transformers cannot run it on plain token ids ({type(error).__name__}: {error})"
-        ) from error
     runner.vocab_size = min(runner.vocab_size, whole[0].shape[-1])
     continued = runner.logits([texts[1] + texts[0][: len(texts[0]) - len(texts[1])]])[0, : len(texts[1])]
     if (deviation := largest_deviation(whole[1:2], [continued])) is not None:

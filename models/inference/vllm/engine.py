@@ -23,6 +23,7 @@ from evalsuite.models.inference.requests import (
     GenerateResponse,
     ScoreRequest,
     ScoreResponse,
+    split_valid,
 )
 from evalsuite.models.inference.stopping import StopChecker, eos_token_ids
 from evalsuite.models.inference.vllm.process import VllmProcess, check_environment, find_python
@@ -192,12 +193,9 @@ class VllmEngine(EngineType):
 
     def score(self, requests: Sequence[ScoreRequest]) -> Iterator[tuple[int, ScoreResponse]]:
         """Prefills the context once per continuation."""
-        valid: list[int] = []
-        for index, request in enumerate(requests):
-            if error := request.validation_error(self.max_length):
-                yield index, ScoreResponse.from_error(error)
-            else:
-                valid.append(index)
+        valid, refused = split_valid(requests, lambda request: request.validation_error(self.max_length))
+        for index, error in refused:
+            yield index, ScoreResponse.from_error(error)
         for start in range(0, len(valid), CHUNK_SIZE):
             chunk = valid[start : start + CHUNK_SIZE]
             rows = [
@@ -218,12 +216,9 @@ class VllmEngine(EngineType):
 
     def generate(self, requests: Sequence[GenerateRequest]) -> Iterator[tuple[int, GenerateResponse]]:
         """Random draws differ from the torch engine's for the same seed."""
-        valid: list[int] = []
-        for index, request in enumerate(requests):
-            if error := request.validation_error(self.max_length):
-                yield index, GenerateResponse.from_error(error)
-            else:
-                valid.append(index)
+        valid, refused = split_valid(requests, lambda request: request.validation_error(self.max_length))
+        for index, error in refused:
+            yield index, GenerateResponse.from_error(error)
         for start in range(0, len(valid), CHUNK_SIZE):
             chunk = valid[start : start + CHUNK_SIZE]
             checkers = [self._stop_checker(requests[index]) for index in chunk]

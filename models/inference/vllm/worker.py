@@ -44,17 +44,14 @@ def main() -> None:
                 run = score if request["verb"] == "score" else generate
                 send({"results": run(engine, request)})
         except UnknownArgumentError as error:
-            send({"error": f"no argument {error.name}", "unknown": error.name, "known": error.known})
+            name, known = error.args
+            send({"error": f"no argument {name}", "unknown": name, "known": known})
         except Exception as error:
             send({"error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()})
 
 
 class UnknownArgumentError(Exception):
-    """An argument that vLLM does not have."""
-
-    def __init__(self, name: str, known: list[str]) -> None:
-        super().__init__(name)
-        self.name, self.known = name, known
+    """An argument that vLLM does not have, and those that it has."""
 
 
 def known_arguments() -> set[str]:

@@ -41,15 +41,7 @@ def test_an_invalid_limit_is_refused(
         free_gpu_memory(torch.device("cuda"))
 
 
-class Runner:
-    """A model on a GPU."""
-
-    device = torch.device("cuda")
-    unpads = False
-    kv_bytes_per_token = 200_000
-
-    def activation_bytes_per_token(self) -> int:
-        return 250_001
+GPU = torch.device("cuda")
 
 
 @pytest.mark.parametrize(
@@ -59,7 +51,7 @@ def test_small_models_read_more_tokens_before_padding_splits_a_pass(
     parameters: int, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (140 * 2**30, 140 * 2**30))
-    limits = compute_batch_limits(Runner(), parameters, None)  # type: ignore[arg-type]
+    limits = compute_batch_limits(GPU, parameters, 450_001, None)
     assert (limits.max_tokens, limits.min_tokens) == (65_536, expected)
 
 
@@ -67,7 +59,7 @@ def test_small_models_read_more_tokens_before_padding_splits_a_pass(
 def test_limits_are_powers_of_two(gibibytes: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """A little more or less free memory gives the same batches."""
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (int(gibibytes * 2**30), 80 * 2**30))
-    limits = compute_batch_limits(Runner(), 7_000_000_000, None)  # type: ignore[arg-type]
+    limits = compute_batch_limits(GPU, 7_000_000_000, 450_001, None)
     for value in (limits.max_tokens, limits.cache_bytes):
         assert value & (value - 1) == 0, value
     free = 0.6 * gibibytes * 2**30

@@ -15,6 +15,7 @@ from evalsuite.foundation import ConfigError
 from evalsuite.models.checkpoints.positions import UNLIMITED
 from evalsuite.models.inference import GenerateRequest, SamplingParams, ScoreRequest
 from evalsuite.models.inference.proof import UnsupportedModelError
+from evalsuite.models.inference.stopping import GenerationState, StopChecker
 from evalsuite.models.inference.torch.engine import TorchEngine, open_in_process
 from evalsuite.models.inference.transformers import engine as engine_module
 from evalsuite.models.inference.transformers import generation, verify
@@ -259,14 +260,11 @@ def test_a_resumed_run_equals_an_uninterrupted_one(build: Build, monkeypatch: py
 
 def test_prompts_join_a_batch_while_it_saves_steps(build: Build) -> None:
     plain = TransformersEngine(build("llama"))
-    made = generation.make_sequences(
-        [
-            (i, GenerateRequest((5,) * length, SamplingParams(8)), 8)
-            for i, length in enumerate((3, 40, 38, 31))
-        ],
-        plain.checkpoint.tokenizer,
-        plain.eos_ids,
-    )
+    made = []
+    for number, length in enumerate((3, 40, 38, 31)):
+        request = GenerateRequest((5,) * length, SamplingParams(8))
+        checker = StopChecker(plain.checkpoint.tokenizer, request.sampling, 8, plain.eos_ids)
+        made.append(GenerationState(number, request, checker))
 
     def lengths(count: int, cache_bytes: int = 1 << 30) -> list[list[int]]:
         limits = replace(plain.limits, cache_bytes=cache_bytes)
