@@ -38,7 +38,7 @@ class Gpu:
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
 
-    def facts(self) -> dict[str, int | None]:
+    def facts(self) -> dict[str, Any]:
         """Fields of a measurement: peak memory since `begin_point`, the clock, other processes."""
         on_gpu = self.device.type == "cuda"
         return {

@@ -11,7 +11,6 @@ import torch
 from evalsuite.foundation import ConfigError, EvalsuiteError
 from evalsuite.models.benchmark.points import Key, Measurement, Point, Status
 from evalsuite.models.benchmark.subject import Benchmark
-from evalsuite.models.inference.batch_limits import power_of_two
 
 CONTEXTS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
 PEAK_CONTEXTS = (2048, 8192, 32768, 131072)
@@ -95,7 +94,8 @@ def _grow(
 ) -> Iterator[Measurement]:
     """Double the batch until it does not fit, then try between; never split a batch."""
     expected = benchmark.most_sequences(context)
-    batch = power_of_two(min(expected, limit or expected) / FIRST_FRACTION)
+    # The power of two at or below that fraction.
+    batch = 1 << max(0, (min(expected, limit or expected) // FIRST_FRACTION).bit_length() - 1)
     fits, fails = 0, 0
     while not (fits and fails) and batch >= 1 and (limit is None or batch <= limit):
         found = measured(Point(kind="decode", context=context, batch=batch))

@@ -5,6 +5,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -89,7 +90,7 @@ def step_between(first: Spread, whole: Spread, steps: int) -> Spread | None:
 
 def time_responses(
     respond: Callable[[int], object], new_tokens: int, repeats: int, device: torch.device
-) -> dict[str, Spread | None]:
+) -> dict[str, Any]:
     """Fields of a measurement from whole responses: the time of their first token, and that of a step, by
     which `new_tokens` take longer than one.
 

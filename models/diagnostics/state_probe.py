@@ -192,7 +192,7 @@ class _Batch:
         """Probe a layer, as an `Observer`."""
         mixer = self.mixers[number]
         if isinstance(mixer, RecurrentMixer | SoftmaxMixer):
-            measure = _recurrent if isinstance(mixer, RecurrentMixer) else _softmax
+            measure: Any = _recurrent if isinstance(mixer, RecurrentMixer) else _softmax
             numbers = measure(mixer, activations.input, activations.position_embeddings, self)
             self.check(numbers["readout"], "readout", number)
             self.layers[number] = mixer.name, numbers

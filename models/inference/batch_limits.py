@@ -90,14 +90,14 @@ def compute_batch_limits(
     num_seqs = max_num_seqs(device, parameters)
     if device.type == "cuda":
         free = MEMORY_FRACTION * free_gpu_memory(device)
-        tokens = batch_tokens or power_of_two(min(131072, max(2048, free / 2 / bytes_per_token)))
+        tokens = batch_tokens or _power_of_two(min(131072, max(2048, free / 2 / bytes_per_token)))
         unsplit = min(tokens, max(1, int(PASS_WORK / parameters)))
-        return BatchLimits(tokens, unsplit, 1 << 28, power_of_two(free / 2), num_seqs)
+        return BatchLimits(tokens, unsplit, 1 << 28, _power_of_two(free / 2), num_seqs)
     tokens = batch_tokens or 4096
     return BatchLimits(tokens, tokens // 2 if unpads else 512, 1 << 23, 2 << 30, num_seqs)
 
 
-def power_of_two(value: float) -> int:
+def _power_of_two(value: float) -> int:
     """Round down to a power of two, at least 1."""
     return 1 << max(0, int(value).bit_length() - 1)
 

@@ -79,7 +79,8 @@ class SamplingMetadata:
 
     def map(self, change: Callable[[Tensor], Tensor]) -> "SamplingMetadata":
         """These parameters with other rows."""
-        return SamplingMetadata(*map(change, self.tensors()), self.any_sampled, self.any_filtered)
+        temperature, top_p, top_k, states = map(change, self.tensors())
+        return SamplingMetadata(temperature, top_p, top_k, states, self.any_sampled, self.any_filtered)
 
 
 def sample(logits: Tensor, metadata: SamplingMetadata, steps: Tensor) -> tuple[Tensor, Tensor]:
