@@ -19,6 +19,7 @@ from evalsuite.foundation import DataError, MissingDependencyError
 from evalsuite.models import StudentForCausalLM, kernel_policy
 from evalsuite.models.checkpoints.load import Checkpoint
 from evalsuite.models.inference.base import Engine
+from evalsuite.models.inference.batching import pad_right
 from evalsuite.models.inference.in_process import InProcessEngine
 from evalsuite.models.inference.requests import (
     GenerateRequest,
@@ -113,6 +114,7 @@ class _CheckRunner:
     def __init__(self, checkpoint: Checkpoint, requests: Sequence[ScoreRequest]) -> None:
         self.checkpoint, self.requests = checkpoint, requests
         self.model = checkpoint.model.eval()
+        self.prompts = [GenerateRequest(r.context, SamplingParams(NUM_GENERATED)) for r in requests]
         self.sequences = [r.context + tokens for r in requests for tokens in r.continuations]
         self.reference = self.unbatched(self.model)
         if not all(bool(part.isfinite().all()) for part in self.reference):
@@ -123,14 +125,13 @@ class _CheckRunner:
     @torch.inference_mode()
     def greedy_batched(self) -> ConsistencyCheck:
         """Compare greedy generation of all prompts together with one prompt at a time."""
-        engine, requests, batched = self.greedy
-        single = [response for request in requests for _, response in engine.generate([request])]
-        changed = sum(batched[index].tokens != response.tokens for index, response in enumerate(single))
+        single = [response for prompt in self.prompts for _, response in self.engine.generate([prompt])]
+        changed = sum(self.greedy[index].tokens != each.tokens for index, each in enumerate(single))
         return ConsistencyCheck(
             "generation",
             "greedy generation in a batch, compared with one prompt at a time",
             changed_responses=changed,
-            num_documents=len(requests),
+            num_documents=len(self.prompts),
         )
 
     @cached_property
@@ -139,11 +140,9 @@ class _CheckRunner:
         return open_in_process(self.checkpoint, max_length=max(map(len, self.sequences)) + NUM_GENERATED)
 
     @cached_property
-    def greedy(self) -> tuple[InProcessEngine, list[GenerateRequest], dict[int, GenerateResponse]]:
-        """The engine, the requests, and the greedy responses to all of them together."""
-        sampling = SamplingParams(NUM_GENERATED)
-        requests = [GenerateRequest(request.context, sampling) for request in self.requests]
-        return self.engine, requests, dict(self.engine.generate(requests))
+    def greedy(self) -> dict[int, GenerateResponse]:
+        """Its greedy responses to all prompts together."""
+        return dict(self.engine.generate(self.prompts))
 
     def compare_engine(self, other: Engine) -> list[ConsistencyCheck]:
         """Compare log-likelihoods and greedy responses with those of another engine.
@@ -152,8 +151,7 @@ class _CheckRunner:
             DataError: a request fails in the other engine.
         """
         scored = dict(other.score(self.requests))
-        _, requests, ours = self.greedy
-        theirs = dict(other.generate(requests))
+        theirs = dict(other.generate(self.prompts))
         errors = [response.error for response in scored.values()]
         errors += [response.error for response in theirs.values()]
         if error := next(filter(None, errors), None):
@@ -170,8 +168,10 @@ class _CheckRunner:
             ConsistencyCheck(
                 f"generation {other.name}",
                 f"greedy generation by {other.name}, compared with the in-process engine",
-                changed_responses=sum(ours[index].tokens != theirs[index].tokens for index in ours),
-                num_documents=len(requests),
+                changed_responses=sum(
+                    each.tokens != theirs[index].tokens for index, each in self.greedy.items()
+                ),
+                num_documents=len(self.prompts),
             ),
         ]
 
@@ -264,39 +264,27 @@ class _CheckRunner:
         responses = dict(self.engine.score(self.requests))
         return [logprob for index in range(len(responses)) for logprob in responses[index].logprobs]
 
+    def _batches(self, size: int) -> list[list[tuple[int, ...]]]:
+        return [self.sequences[start : start + size] for start in range(0, len(self.sequences), size)]
+
     def padded(self, side: str) -> Logprobs:
         """Batches of sixteen padded sequences, with an attention mask."""
-        if isinstance(self.engine, TransformersEngine):
-            return self._padded_plainly(self.engine, side)
-        found: Logprobs = []
-        for start in range(0, len(self.sequences), 16):
-            rows = self.sequences[start : start + 16]
-            width = max(map(len, rows))
-            tokens = torch.zeros(len(rows), width, dtype=torch.long)
-            mask = torch.zeros(len(rows), width, dtype=torch.long)
-            for number, row in enumerate(rows):
-                place = slice(0, len(row)) if side == "right" else slice(width - len(row), width)
-                tokens[number, place] = torch.tensor(row)
-                mask[number, place] = 1
-            positions = (mask.cumsum(1) - 1).clamp(min=0)
-            device = self.model.device
-            logits = self.model(
-                input_ids=tokens.to(device),
-                attention_mask=mask.to(device),
-                position_ids=positions.to(device),
-            ).logits
-            found += [_logprobs(row[real.bool()]) for row, real in zip(logits, mask, strict=True)]
-        return found
-
-    def _padded_plainly(self, engine: TransformersEngine, side: str) -> Logprobs:
-        """Batches as engine transformers makes them, for models that may take neither mask nor positions."""
-        if side == "left" or engine.runner.batching != "padded":
+        plain = self.engine.runner if isinstance(self.engine, TransformersEngine) else None
+        if plain is not None and (side == "left" or plain.batching != "padded"):
             raise _NotApplicableError(f"{type(self.model).__name__} is never padded on the {side}")
         found: Logprobs = []
-        for start in range(0, len(self.sequences), 16):
-            rows = self.sequences[start : start + 16]
-            logits = engine.runner.logits(rows)
-            found += [_logprobs(part[: len(row)]) for part, row in zip(logits, rows, strict=True)]
+        for rows in self._batches(16):
+            order = slice(None, None, 1 if side == "right" else -1)
+            tokens, lengths = pad_right([row[order] for row in rows], self.model.device)
+            mask = (torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]).long()
+            if side == "left":
+                tokens, mask = tokens.flip(1), mask.flip(1)
+            if plain is None:
+                positions = (mask.cumsum(1) - 1).clamp(min=0)
+                logits = self.model(input_ids=tokens, attention_mask=mask, position_ids=positions).logits
+            else:  # It may take neither mask nor positions.
+                logits = plain.logits(rows)
+            found += [_logprobs(row[real.bool()]) for row, real in zip(logits, mask, strict=True)]
         return found
 
     def packed(self) -> Logprobs:
@@ -304,8 +292,7 @@ class _CheckRunner:
         if isinstance(self.engine, TransformersEngine):
             raise _NotApplicableError(f"texts of {type(self.model).__name__} are never packed")
         found: Logprobs = []
-        for start in range(0, len(self.sequences), 4):
-            rows = self.sequences[start : start + 4]
+        for rows in self._batches(4):
             lengths = [len(row) for row in rows]
             positions = torch.cat([torch.arange(length) for length in lengths])[None]
             extra: dict[str, Any] = {"position_ids": positions.to(self.model.device)}
@@ -344,7 +331,7 @@ class _CheckRunner:
     def other_backend(self) -> Logprobs:
         """The recurrence on the other backend."""
         if not any(isinstance(module, RecurrentMixer) for module in self.model.modules()):
-            raise MissingDependencyError("no recurrence in this model")
+            raise _NotApplicableError("no recurrence in this model")
         with kernel_policy("torch" if self.model.device.type == "cuda" else "triton"):
             return self.unbatched(self.model)
 

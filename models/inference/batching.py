@@ -16,12 +16,13 @@ def make_length_batches(
     max_tokens: int,
     min_tokens: int = 0,
     unpadded_tokens: Sequence[int] | None = None,
+    max_padding: float = MAX_PADDING_FRACTION,
 ) -> list[list[int]]:
     """Split sequences into batches of similar length.
 
     Longest first, so that a batch that does not fit into memory fails early. A batch is closed when another
-    sequence would exceed `max_tokens`, or when it already holds `min_tokens` and more than a tenth of it
-    would be padding.
+    sequence would exceed `max_tokens`, or when it already holds `min_tokens` and more than
+    `max_padding` of it would be padding.
 
     Args:
         lengths: tokens of each sequence, at least 1.
@@ -29,6 +30,7 @@ def make_length_batches(
             batch of its own.
         min_tokens: padded tokens below which a batch is not closed because of padding alone.
         unpadded_tokens: tokens that accompany each sequence but are not padded to its batch.
+        max_padding: share of a batch.
 
     Returns:
         Lists of sequence indices; every index is in exactly one.
@@ -40,7 +42,7 @@ def make_length_batches(
         if batch:
             # Size of the batch if this sequence joined it.
             padded = lengths[batch[0]] * (len(batch) + 1)
-            wasteful = padded > min_tokens and real + lengths[index] < (1 - MAX_PADDING_FRACTION) * padded
+            wasteful = padded > min_tokens and real + lengths[index] < (1 - max_padding) * padded
             if padded + extra + (unpadded_tokens[index] if unpadded_tokens else 0) > max_tokens or wasteful:
                 result.append(batch)
                 batch, real, extra = [], 0, 0

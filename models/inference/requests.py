@@ -128,8 +128,17 @@ class GenerateRequest:
         return None
 
 
+class _Stored:
+    __slots__ = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a JSON-serializable form; floats round-trip exactly."""
+        values = {name: getattr(self, name) for name in self.__slots__}
+        return values if values["error"] else {name: values[name] for name in values if name != "error"}
+
+
 @dataclass(frozen=True, slots=True)
-class ScoreResponse:
+class ScoreResponse(_Stored):
     """One entry per continuation: summed natural log-probability, greedy flag, number of tokens.
 
     `greedy` is true if every token of the continuation is the model's argmax. A response with an `error` has
@@ -146,11 +155,6 @@ class ScoreResponse:
         """Return the response to a request that could not be scored."""
         return ScoreResponse((), (), (), error)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return a JSON-serializable form; floats round-trip exactly."""
-        values: dict[str, Any] = {"logprobs": self.logprobs, "greedy": self.greedy, "lengths": self.lengths}
-        return values | ({"error": self.error} if self.error else {})
-
     @staticmethod
     def from_dict(values: dict[str, Any]) -> "ScoreResponse":
         """Inverse of `to_dict`."""
@@ -160,7 +164,7 @@ class ScoreResponse:
 
 
 @dataclass(frozen=True, slots=True)
-class GenerateResponse:
+class GenerateResponse(_Stored):
     """Generated tokens and text.
 
     Args:
@@ -180,15 +184,6 @@ class GenerateResponse:
     def from_error(error: str) -> "GenerateResponse":
         """Return the response to a request that could not be run."""
         return GenerateResponse((), "", "error", error)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return a JSON-serializable form."""
-        values: dict[str, Any] = {
-            "tokens": self.tokens,
-            "text": self.text,
-            "finish_reason": self.finish_reason,
-        }
-        return values | ({"error": self.error} if self.error else {})
 
     @staticmethod
     def from_dict(values: dict[str, Any]) -> "GenerateResponse":

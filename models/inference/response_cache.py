@@ -8,7 +8,6 @@ processes may share a folder; of two lines with the same key, `settle` tells whi
 import gc
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -51,10 +50,6 @@ class ResponseCache:
         self._tolerances = dict(tolerances or {})
         self._loaded: dict[tuple[str, str], dict[tuple[str, str, int], Response]] = {}
 
-    def get(self, fingerprint: str, request: Request) -> Response | None:
-        """Return the cached response to `request` under this fingerprint, or None."""
-        return self.get_by_key(fingerprint, request.key())
-
     def get_by_key(self, fingerprint: str, key: Key) -> Response | None:
         """Return the cached response to the request with this key, or None."""
         return self._load(fingerprint, key[0]).get(key[1:])
@@ -80,26 +75,17 @@ class ResponseCache:
     def _load(self, fingerprint: str, verb: str) -> dict[tuple[str, str, int], Response]:
         loaded = self._loaded.get((fingerprint, verb))
         if loaded is None:
-            with gc_disabled():
-                loaded = read_responses(
-                    self._path(fingerprint, verb),
-                    verb,
-                    self._tolerances.get(fingerprint, HALF_TOLERANCE.rounding),
-                )
+            tolerance = self._tolerances.get(fingerprint, HALF_TOLERANCE.rounding)
+            # The garbage collector would rescan hundreds of thousands of new objects.
+            was_enabled = gc.isenabled()
+            gc.disable()
+            try:
+                loaded = read_responses(self._path(fingerprint, verb), verb, tolerance)
+            finally:
+                if was_enabled:
+                    gc.enable()
             self._loaded[fingerprint, verb] = loaded
         return loaded
-
-
-@contextmanager
-def gc_disabled() -> Iterator[None]:
-    """Pause the garbage collector, which would otherwise rescan hundreds of thousands of new objects."""
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def read_responses(path: Path, verb: str, tolerance: float) -> dict[tuple[str, str, int], Response]:

@@ -1,6 +1,6 @@
 """Token sampling. Draws depend only on a request's seed and the step, never on the batch."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -8,36 +8,34 @@ from torch import Tensor
 
 from evalsuite.models.inference.requests import GenerateRequest
 
-_MASK64 = (1 << 64) - 1
-
-
-def _mix(value: int) -> int:
-    """splitmix64's finaliser on one unsigned 64-bit integer (Steele, Lea and Flood 2014)."""
-    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & _MASK64
-    value = (value ^ (value >> 27)) * 0x94D049BB133111EB & _MASK64
-    return value ^ (value >> 31)
-
 
 def _signed(value: int) -> int:
-    """The same 64 bits as a signed integer, torch's only 64-bit integer type."""
-    return value - (1 << 64) if value >> 63 else value
+    """The lowest 64 bits as a signed integer, torch's only 64-bit integer type."""
+    return (value + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
-def seed_state(seed: int) -> int:
-    """Initial generator state (signed 64-bit) of a seed; adjacent seeds give distant states."""
-    return _signed(_mix((seed + 0x9E3779B97F4A7C15) & _MASK64))
+_STEP = _signed(0x9E3779B97F4A7C15)
+
+
+def _mix(z: Tensor) -> Tensor:
+    """splitmix64's finaliser (Steele, Lea and Flood 2014).
+
+    torch's int64 wraps like unsigned arithmetic, and its right shift is arithmetic, so that the sign bits are
+    masked off.
+    """
+    z = (z ^ ((z >> 30) & ((1 << 34) - 1))) * _signed(0xBF58476D1CE4E5B9)
+    z = (z ^ ((z >> 27) & ((1 << 37) - 1))) * _signed(0x94D049BB133111EB)
+    return z ^ ((z >> 31) & ((1 << 33) - 1))
+
+
+def seed_states(seeds: Iterable[int], device: torch.device) -> Tensor:
+    """Initial generator states int64 [seeds]; adjacent seeds give distant states."""
+    return _mix(torch.tensor([_signed(seed) for seed in seeds], dtype=torch.long) + _STEP).to(device)
 
 
 def counter_based_uniform(states: Tensor, steps: Tensor) -> Tensor:
-    """Draw number `steps[i]` of generator `states[i]`: float64 in [0, 1), equal on every device.
-
-    splitmix64 as a counter-based generator; torch's int64 wraps like unsigned arithmetic, and its right
-    shift is arithmetic, so that the sign bits are masked off.
-    """
-    z = states + (steps + 1) * _signed(0x9E3779B97F4A7C15)
-    z = (z ^ ((z >> 30) & ((1 << 34) - 1))) * _signed(0xBF58476D1CE4E5B9)
-    z = (z ^ ((z >> 27) & ((1 << 37) - 1))) * _signed(0x94D049BB133111EB)
-    z = z ^ ((z >> 31) & ((1 << 33) - 1))
+    """Draw number `steps[i]` of generator `states[i]`: float64 in [0, 1), equal on every device."""
+    z = _mix(states + (steps + 1) * _STEP)
     return ((z >> 11) & ((1 << 53) - 1)).double() * 2.0**-53
 
 
@@ -67,8 +65,8 @@ class SamplingMetadata:
         return SamplingMetadata(
             torch.tensor([p.temperature for p in params], device=device),
             torch.tensor([p.top_p for p in params], dtype=torch.float64, device=device),
-            torch.tensor([p.top_k for p in params], device=device),
-            torch.tensor([seed_state(request.seed) for request in requests], device=device),
+            torch.tensor([p.top_k for p in params], dtype=torch.long, device=device),
+            seed_states((request.seed for request in requests), device),
             any(not p.greedy for p in params),
             any(not p.greedy and (p.top_p < 1 or p.top_k > 0) for p in params),
         )

@@ -142,7 +142,7 @@ def _texts(run: Path, index: Index, ref: CheckpointRef, cell: Cell, given: Harne
     fingerprint = fingerprints(run).get(ref.weights_id, "")
     texts: dict[Any, str] = {}
     for number, request_set in enumerate(read_requests(run, ref.tokenizer, cell)):
-        response = cache.get(fingerprint, cell.requests(request_set)[0])
+        response = cache.get_by_key(fingerprint, cell.requests(request_set)[0].key())
         if not isinstance(response, GenerateResponse):
             raise ConfigError(f"{run}: responses to {cell.benchmark} are missing; finish the run first")
         texts[tuple(harness.messages(number))] = response.text

@@ -15,7 +15,6 @@ from evalsuite.models.benchmark.points import Kind, Measurement, Point
 from evalsuite.models.benchmark.subject import MAX_NEW_TOKENS, InProcessBenchmark
 from evalsuite.models.benchmark.timing import Spread, time_each, time_steps
 from evalsuite.models.checkpoints.load import Checkpoint
-from evalsuite.models.inference.requests import GenerateRequest, SamplingParams
 from evalsuite.models.inference.sampling import SamplingMetadata
 from evalsuite.models.inference.torch.cuda_graphs import step_function
 from evalsuite.models.inference.torch.kv_cache import KVCache, LayerState
@@ -79,9 +78,7 @@ class TorchBenchmark(InProcessBenchmark):
         ttft = time_each(first_token, point.repeats, self.device)
         cache = found.pop()
         size = sum(tensor.nbytes for layer in cache.layers for tensor in layer.tensors()) // point.batch
-        batch = allocate_batch(
-            self.runner, cache, num_seqs=point.batch, context=point.context, new_tokens=MAX_NEW_TOKENS
-        )
+        batch = allocate_batch(self.runner, cache, point.batch, point.context)
         batch.cache.write(range(point.batch), cache)
         del cache
         step, joules = self._steps(batch, point)
@@ -90,9 +87,7 @@ class TorchBenchmark(InProcessBenchmark):
         )
 
     def _decode(self, point: Point) -> Measurement:
-        batch = synthetic_batch(
-            self.runner, num_seqs=point.batch, context=point.context, new_tokens=MAX_NEW_TOKENS
-        )
+        batch = synthetic_batch(self.runner, point.batch, point.context)
         size = sum(
             tensor[:, :, : point.context].nbytes
             for layer in batch.cache.layers
@@ -137,21 +132,18 @@ class TorchBenchmark(InProcessBenchmark):
         return list(draw.integers(self.runner.vocab_size, size=(point.batch, point.context)))
 
 
-def allocate_batch(
-    runner: ModelRunner, sample: KVCache, *, num_seqs: int, context: int, new_tokens: int
-) -> DecodeBatch:
-    """A decode batch with empty caches of `context + new_tokens` tokens, as the scheduler allocates it."""
-    capacity = -(-(context + new_tokens) // KEY_BLOCK) * KEY_BLOCK
-    greedy = SamplingMetadata.allocate(
-        num_seqs, [GenerateRequest((0,), SamplingParams(new_tokens))], runner.device
-    )
+def allocate_batch(runner: ModelRunner, sample: KVCache, num_seqs: int, context: int) -> DecodeBatch:
+    """A decode batch with empty caches for `MAX_NEW_TOKENS` after `context` tokens, as the scheduler
+    allocates it."""
+    capacity = -(-(context + MAX_NEW_TOKENS) // KEY_BLOCK) * KEY_BLOCK
+    greedy = SamplingMetadata.allocate(num_seqs, (), runner.device)
     batch = DecodeBatch(runner, sample, greedy, num_seqs, capacity)
     batch.position.fill_(context)
     return batch
 
 
 @torch.inference_mode()
-def synthetic_batch(runner: ModelRunner, *, num_seqs: int, context: int, new_tokens: int) -> DecodeBatch:
+def synthetic_batch(runner: ModelRunner, num_seqs: int, context: int) -> DecodeBatch:
     """A decode batch whose sequences have `context` tokens, each with states of a short random text.
 
     Raises:
@@ -161,7 +153,7 @@ def synthetic_batch(runner: ModelRunner, *, num_seqs: int, context: int, new_tok
     tokens = torch.randint(runner.vocab_size, (min(SHORT_TOKENS, context),), generator=generator)
     _, short = runner.prefill([tokens.tolist()], keep=True)
     assert short is not None
-    batch = allocate_batch(runner, short, num_seqs=num_seqs, context=context, new_tokens=new_tokens)
+    batch = allocate_batch(runner, short, num_seqs, context)
     for stored, source in zip(batch.cache.layers, short.layers, strict=True):
         _fill(stored, source, context)
     batch.token.copy_(tokens[-1].to(runner.device))

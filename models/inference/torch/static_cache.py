@@ -75,12 +75,10 @@ class StaticCacheView:
         self, keys: Tensor, values: Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
         """Write one key and value [R, Hkv, 1, D] per row at its position; return all up to `length`."""
-        layer = self.layers[layer_idx].state
-        assert layer.keys is not None
-        assert layer.values is not None
-        layer.keys[self._slot_indices, :, self._positions] = keys[:, :, 0]
-        layer.values[self._slot_indices, :, self._positions] = values[:, :, 0]
-        return self.room(layer_idx)
+        stored = self.room(layer_idx)
+        for slots, new in zip(stored, (keys, values), strict=True):
+            slots[self._slot_indices, :, self._positions] = new[:, :, 0]
+        return stored
 
     def room(self, layer_idx: int, *_: Any) -> tuple[Tensor, Tensor]:
         """Keys and values [R, Hkv, L, D] of a layer up to `length`, as views into the slots."""

@@ -14,7 +14,6 @@ from evalsuite.models.inference.proof import TOKENS
 LAYER_TYPES = ("full_attention", "sliding_attention")
 """Types of layers (`layer_types` of a config) that engine torch computes."""
 _WINDOWS = ("sliding_window", "window_size", "attention_window_size", "local_window_size")
-_CHUNKS = ("attention_chunk_size",)
 
 
 def unknown_structure(config: Any, max_length: int) -> str | None:
@@ -31,9 +30,8 @@ def unknown_structure(config: Any, max_length: int) -> str | None:
     others = set(getattr(inner, "layer_types", None) or ()) - set(LAYER_TYPES)
     if others:
         return f"it has layers of type {', '.join(sorted(others))}"
-    for name in _CHUNKS:
-        if getattr(inner, name, None):
-            return f"its attention is in chunks ({name} = {getattr(inner, name)})"
+    if chunk := getattr(inner, "attention_chunk_size", None):
+        return f"its attention is in chunks (attention_chunk_size = {chunk})"
     for name in _WINDOWS:
         window = getattr(inner, name, None)
         if (

@@ -10,7 +10,6 @@ from transformers import PreTrainedModel
 
 from evalsuite.models.checkpoints.positions import stated_positions
 from evalsuite.models.inference.proof import Text, UnsupportedModelError, largest_deviation, proof_texts
-from evalsuite.models.inference.requests import GenerateRequest, SamplingParams
 from evalsuite.models.inference.sampling import SamplingMetadata
 from evalsuite.models.inference.torch.kv_cache import KVCache
 from evalsuite.models.inference.torch.model_runner import ModelRunner
@@ -55,8 +54,7 @@ def _start(text: Text) -> Text:
 
 def _decode(runner: ModelRunner, texts: list[Text], cache: KVCache) -> Tensor:
     """Logits [R, STEPS, V] of the tokens after `_start`, read one at a time in static slots."""
-    request = GenerateRequest(texts[0], SamplingParams(STEPS))
-    sampling = SamplingMetadata.allocate(len(texts), [request], runner.device)
+    sampling = SamplingMetadata.allocate(len(texts), (), runner.device)
     length = max(map(len, texts))
     batch = DecodeBatch(runner, cache, sampling, len(texts), length)
     batch.cache.write(range(len(texts)), cache)

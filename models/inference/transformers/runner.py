@@ -1,8 +1,9 @@
 """Forward passes of any causal language model: texts read whole, or part by part with its own cache."""
 
 import inspect
+import sys
 from collections.abc import Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -11,7 +12,7 @@ from transformers import PreTrainedModel
 
 from evalsuite.models.checkpoints.positions import rotary_limit
 from evalsuite.models.decoder.cache import CACHE
-from evalsuite.models.inference.batching import make_length_batches, to_device
+from evalsuite.models.inference.batching import MAX_PADDING_FRACTION, make_length_batches, to_device
 from evalsuite.models.inference.proof import Text
 
 Batching = Literal["padded", "equal lengths", "single texts"]
@@ -74,19 +75,15 @@ class PlainRunner:
 
     def batches(self, lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
         """Split texts of these lengths into batches that the model may read together."""
-        if self.batching == "single texts":
-            return [[place] for place in sorted(range(len(lengths)), key=lambda place: -lengths[place])]
-        limit = self.rotary_limit
-        if self.batching == "padded" and (limit is None or max(lengths, default=0) <= limit):
-            return make_length_batches(lengths, max_tokens=max_tokens, min_tokens=max_tokens // 4)
-        found: list[list[int]] = []
-        for length in sorted(set(lengths), reverse=True):
-            places = [place for place, other in enumerate(lengths) if other == length]
-            size = max(1, max_tokens // length)
-            found += [places[start : start + size] for start in range(0, len(places), size)]
-        return found
+        padded = self.batching == "padded" and max(lengths, default=0) <= (self.rotary_limit or sys.maxsize)
+        return make_length_batches(
+            lengths,
+            max_tokens=1 if self.batching == "single texts" else max_tokens,
+            min_tokens=max_tokens // 4 if padded else 0,
+            max_padding=MAX_PADDING_FRACTION if padded else 0.0,
+        )
 
-    def reader(self, longest: int) -> "Reader":
+    def reader(self, longest: int) -> "CachedReader | RereadingReader":
         """Reader of texts that grow to `longest` tokens.
 
         The model's own cache holds keys at the positions of a shorter text, so it is not used where positions
@@ -96,15 +93,8 @@ class PlainRunner:
         return CachedReader(self) if cached else RereadingReader(self)
 
 
-class Reader(Protocol):
-    """Reads texts of one length, part by part."""
-
-    def read(self, tokens: Tensor) -> Tensor:
-        """Append tokens [R, T] to the texts; return the logits [R, V] after the last of them."""
-
-
 class CachedReader:
-    """Reads with the model's own cache."""
+    """Reads texts of one length, part by part, with the model's own cache."""
 
     def __init__(self, runner: PlainRunner) -> None:
         self._runner = runner
@@ -113,6 +103,7 @@ class CachedReader:
         """The cache, by the name of the model's argument; empty if the model has returned none."""
 
     def read(self, tokens: Tensor) -> Tensor:
+        """Append tokens [R, T] to the texts; return the logits [R, V] after the last of them."""
         runner = self._runner
         extra: dict[str, Any] = {"logits_to_keep": 1} if runner._keeps_logits else {}
         if runner._takes_positions:
@@ -132,7 +123,7 @@ class CachedReader:
 
 
 class RereadingReader:
-    """Reads all tokens again for every new one."""
+    """Reads as `CachedReader`, but all tokens again for every new one."""
 
     def __init__(self, runner: PlainRunner) -> None:
         self._runner = runner

@@ -78,7 +78,7 @@ def test_a_synthetic_cache_has_the_size_of_a_real_one(models: dict[str, RandomMo
 
 def test_a_synthetic_cache_repeats_real_states(models: dict[str, RandomModel]) -> None:
     runner = benchmark_of(models["kda+softmax/2"]).runner
-    batch = synthetic_batch(runner, num_seqs=2, context=150, new_tokens=8)
+    batch = synthetic_batch(runner, num_seqs=2, context=150)
     recurrent, softmax = batch.cache.layers
     assert softmax.keys is not None
     keys = softmax.keys

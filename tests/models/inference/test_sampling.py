@@ -11,7 +11,7 @@ from evalsuite.models.inference.sampling import (
     SamplingMetadata,
     counter_based_uniform,
     sample,
-    seed_state,
+    seed_states,
 )
 
 CPU = torch.device("cpu")
@@ -90,7 +90,7 @@ def test_rows_with_different_parameters_are_independent() -> None:
 
 def test_uniforms_are_uniform_and_independent() -> None:
     count = 4000
-    states = torch.tensor([seed_state(seed) for seed in range(count)])
+    states = seed_states(range(count), CPU)
     first = counter_based_uniform(states, torch.zeros(count, dtype=torch.long))
     second = counter_based_uniform(states, torch.ones(count, dtype=torch.long))
     along = counter_based_uniform(states[:1].expand(count), torch.arange(count))
