@@ -1,7 +1,7 @@
 """Shape of a teacher's attention layer, read from the module itself rather than guessed from the config."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from torch import nn
 
@@ -63,6 +63,9 @@ class AttentionShape:
                 f"layer {layer}: {q.out_features} query and {k.out_features} key channels do not divide into "
                 f"heads of {head_dim} with whole groups"
             )
+        norm: Any = getattr(attention, "q_norm", None)
+        gain = getattr(norm, "weight", None)
+        spans_heads = heads > 1 and gain is not None and gain.numel() == q.out_features
         return cls(
             hidden_size=q.in_features,
             num_heads=heads,
@@ -72,22 +75,13 @@ class AttentionShape:
             k_bias=k.bias is not None,
             v_bias=v.bias is not None,
             o_bias=o.bias is not None,
-            qk_norm=_qk_norm_kind(attention),
+            qk_norm=None if norm is None else "all_heads" if spans_heads else "head",
             rotary=bool(getattr(attention, "use_rope", True)),
             norm_eps=norm_eps,
             norm_gain=norm_gain,
             scaling=getattr(attention, "scaling", None),
             soft_cap=getattr(attention, "attn_logit_softcapping", None),
         )
-
-
-def _qk_norm_kind(attention: nn.Module) -> Literal["head", "all_heads"] | None:
-    norm, projection = getattr(attention, "q_norm", None), getattr(attention, "q_proj", None)
-    if norm is None:
-        return None
-    weight, channels = getattr(norm, "weight", None), getattr(projection, "out_features", None)
-    several = channels != getattr(attention, "head_dim", None)
-    return "all_heads" if several and weight is not None and weight.numel() == channels else "head"
 
 
 def divide_heads(shape: AttentionShape, options: MixerOptions, where: str) -> tuple[int, int, int, int, int]:

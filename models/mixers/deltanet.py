@@ -8,7 +8,7 @@ from torch import Tensor
 from evalsuite.models.mixers.base import RecurrentMixer
 from evalsuite.models.mixers.gated_deltanet import DeltaOptions, delta_beta
 from evalsuite.models.mixers.interface import MIXERS
-from evalsuite.models.mixers.options import DELTA_NATIVE, MixerOptions
+from evalsuite.models.mixers.options import DELTA_NATIVE
 from evalsuite.models.ops.gates import PerHeadLinear
 from evalsuite.models.ops.recurrence import RecurrenceInputs
 
@@ -26,7 +26,7 @@ class DeltaNet(RecurrentMixer):
     """Delta rule without decay: each write replaces the value stored under its key."""
 
     display_name = "DeltaNet"
-    Options: ClassVar[type[MixerOptions]] = DeltaNetOptions
+    Options = DeltaNetOptions
     options: DeltaNetOptions
     uses_delta_rule = True
 

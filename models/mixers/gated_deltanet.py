@@ -36,7 +36,7 @@ class GatedDeltaNet(RecurrentMixer):
     """Delta rule with one decay per head and token."""
 
     display_name = "Gated DeltaNet"
-    Options: ClassVar[type[MixerOptions]] = GatedDeltaNetOptions
+    Options = GatedDeltaNetOptions
     options: GatedDeltaNetOptions
 
     def _build_parameters(self) -> None:

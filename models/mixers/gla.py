@@ -17,7 +17,7 @@ from evalsuite.models.mixers.layers import (
     make_projection,
     num_decay_groups,
 )
-from evalsuite.models.mixers.options import ADDITIVE_NATIVE, MixerOptions
+from evalsuite.models.mixers.options import ADDITIVE_NATIVE
 from evalsuite.models.ops.gates import gla_gate_and_scale
 from evalsuite.models.ops.numerics import upcast_fp32
 from evalsuite.models.ops.recurrence import RecurrenceInputs
@@ -55,7 +55,7 @@ class GLA(RecurrentMixer):
     """Additive rule with one decay per key channel and token."""
 
     display_name = "GLA"
-    Options: ClassVar[type[MixerOptions]] = GLAOptions
+    Options = GLAOptions
     options: GLAOptions
 
     def _build_parameters(self) -> None:

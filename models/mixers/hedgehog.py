@@ -35,7 +35,7 @@ class Hedgehog(RecurrentMixer):
     """No decay; peaked features let a query single out a key."""
 
     display_name = "Hedgehog"
-    Options: ClassVar[type[MixerOptions]] = HedgehogOptions
+    Options = HedgehogOptions
     options: HedgehogOptions
     matrix_parameters = ("feature_proj",)
     uses_normalizer = True

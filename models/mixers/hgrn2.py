@@ -13,7 +13,6 @@ from evalsuite.foundation import ConfigError
 from evalsuite.models.mixers.base import RecurrentMixer
 from evalsuite.models.mixers.decay import DecayOptions, initial_decay
 from evalsuite.models.mixers.interface import MIXERS
-from evalsuite.models.mixers.options import MixerOptions
 from evalsuite.models.ops.numerics import upcast_fp32
 from evalsuite.models.ops.recurrence import RecurrenceInputs
 
@@ -57,7 +56,7 @@ class HGRN2(RecurrentMixer):
     """One decay α per channel and token; each write is weighted by 1 − α."""
 
     display_name = "HGRN2"
-    Options: ClassVar[type[MixerOptions]] = HGRN2Options
+    Options = HGRN2Options
     options: HGRN2Options
     has_keys = False
 

@@ -17,7 +17,7 @@ from evalsuite.models.mixers.layers import (
     make_projection,
     num_decay_groups,
 )
-from evalsuite.models.mixers.options import DELTA_NATIVE, MixerOptions
+from evalsuite.models.mixers.options import DELTA_NATIVE
 from evalsuite.models.ops.gates import PerHeadLinear
 from evalsuite.models.ops.numerics import upcast_fp32
 from evalsuite.models.ops.recurrence import RecurrenceInputs
@@ -52,7 +52,7 @@ class KDA(RecurrentMixer):
     """Delta rule with one decay per key channel and token."""
 
     display_name = "KDA"
-    Options: ClassVar[type[MixerOptions]] = KDAOptions
+    Options = KDAOptions
     options: KDAOptions
     uses_delta_rule = True
 

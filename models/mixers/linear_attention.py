@@ -53,7 +53,7 @@ class LinearAttention(RecurrentMixer):
     """Additive rule without decay: all past tokens keep their weight."""
 
     display_name = "linear attention"
-    Options: ClassVar[type[MixerOptions]] = LinearAttentionOptions
+    Options = LinearAttentionOptions
     options: LinearAttentionOptions
 
     def _build_parameters(self) -> None:

@@ -12,7 +12,6 @@ from transformers import initialization as init
 from evalsuite.models.mixers.base import RecurrentMixer
 from evalsuite.models.mixers.decay import DecayOptions, init_decay_
 from evalsuite.models.mixers.interface import MIXERS
-from evalsuite.models.mixers.options import MixerOptions
 from evalsuite.models.ops.gates import PerHeadLinear
 from evalsuite.models.ops.numerics import upcast_fp32
 from evalsuite.models.ops.recurrence import RecurrenceInputs
@@ -50,7 +49,7 @@ class Mamba2(RecurrentMixer):
     """Additive rule in which one step size per head and token sets both decay and write strength."""
 
     display_name = "Mamba2"
-    Options: ClassVar[type[MixerOptions]] = Mamba2Options
+    Options = Mamba2Options
     options: Mamba2Options
 
     def _build_parameters(self) -> None:

@@ -14,7 +14,6 @@ from evalsuite.models.mixers.base import Convolve
 from evalsuite.models.mixers.hgrn2 import HGRN2, HGRN2Options
 from evalsuite.models.mixers.interface import MIXERS, MixerState
 from evalsuite.models.mixers.layers import ShortConvolution
-from evalsuite.models.mixers.options import MixerOptions
 from evalsuite.models.ops.recurrence import RecurrenceInputs
 
 
@@ -45,7 +44,7 @@ class MetaLA(HGRN2):
     """No key projection, dynamic decay, self-augmentation."""
 
     display_name = "MetaLA"
-    Options: ClassVar[type[MixerOptions]] = MetaLAOptions
+    Options = MetaLAOptions
     options: MetaLAOptions
 
     def _build_parameters(self) -> None:

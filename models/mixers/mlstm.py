@@ -19,7 +19,6 @@ from evalsuite.models.mixers.base import RecurrentMixer
 from evalsuite.models.mixers.decay import DecayOptions, initial_decay
 from evalsuite.models.mixers.interface import MIXERS
 from evalsuite.models.mixers.layers import init_constant_
-from evalsuite.models.mixers.options import MixerOptions
 from evalsuite.models.ops.gates import PerHeadLinear
 from evalsuite.models.ops.numerics import soft_capped, upcast_fp32
 from evalsuite.models.ops.recurrence import RecurrenceInputs
@@ -63,7 +62,7 @@ class MLSTM(RecurrentMixer):
     """Additive rule with a sigmoid forget gate and an exponential input gate per head and token."""
 
     display_name = "mLSTM"
-    Options: ClassVar[type[MixerOptions]] = MLSTMOptions
+    Options = MLSTMOptions
     options: MLSTMOptions
 
     def _build_parameters(self) -> None:

@@ -60,7 +60,7 @@ class ReBased(RecurrentMixer):
     """No decay; weights are squares, so a query ignores the keys orthogonal to it."""
 
     display_name = "ReBased"
-    Options: ClassVar[type[MixerOptions]] = ReBasedOptions
+    Options = ReBasedOptions
     options: ReBasedOptions
     matrix_parameters = ("feature_proj",)
     uses_normalizer = True

@@ -10,7 +10,7 @@ from transformers import initialization as init
 from evalsuite.models.mixers.base import RecurrentMixer
 from evalsuite.models.mixers.decay import DecayOptions, initial_decay
 from evalsuite.models.mixers.interface import MIXERS
-from evalsuite.models.mixers.options import ADDITIVE_NATIVE, MixerOptions
+from evalsuite.models.mixers.options import ADDITIVE_NATIVE
 from evalsuite.models.ops.gates import input_scale
 from evalsuite.models.ops.numerics import upcast_fp32
 from evalsuite.models.ops.recurrence import RecurrenceInputs
@@ -39,7 +39,7 @@ class RetNet(RecurrentMixer):
     """Additive rule with a fixed decay per head; γ = 1 − 2^(−5−h) of head h, a memory of 32 · 2^h tokens."""
 
     display_name = "RetNet"
-    Options: ClassVar[type[MixerOptions]] = RetNetOptions
+    Options = RetNetOptions
     options: RetNetOptions
 
     def _build_parameters(self) -> None:

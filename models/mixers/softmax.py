@@ -5,7 +5,7 @@ the teacher's module in transformers computes, whose attention functions it call
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,17 +21,20 @@ from evalsuite.models.mixers.interface import (
     MIXERS,
     AttentionSpan,
     CacheSpec,
+    LayerCache,
     Mixer,
     ServedAs,
     StateKind,
     layer_cache,
 )
 from evalsuite.models.mixers.layers import add_norm, repeat_heads
-from evalsuite.models.mixers.teacher_weights import SOFTMAX_INITS, copy_softmax
 from evalsuite.models.mixers.window_state import attend_with_state, state_shapes
 from evalsuite.models.ops.attention import branch_attention, rotate_and_store
 from evalsuite.models.ops.numerics import soft_capped
 from evalsuite.models.ops.rotary import rotary
+
+SOFTMAX_INITS = {"teacher": "qkvo", "qkv": "qkv", "vo": "vo", "random": ""}
+"""Projections that are copied into softmax layers, by their option `init`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +72,7 @@ class SoftmaxMixer(Mixer):
     """
 
     display_name = "softmax"
-    Options: ClassVar[type] = SoftmaxOptions
+    Options = SoftmaxOptions
     state_kind = StateKind.FULL
     is_teacher_layer = True
     uses_init = False
@@ -91,6 +94,8 @@ class SoftmaxMixer(Mixer):
         self.num_key_value_groups, self.is_causal = shape.num_kv_groups, True
         self.head_dim = shape.head_dim
         self.scaling = shape.head_dim**-0.5 if shape.scaling is None else shape.scaling
+        if self.span.sinks:
+            self.served_as = None
         for name, module in attention.named_children():
             self.add_module(name, module)
 
@@ -100,8 +105,15 @@ class SoftmaxMixer(Mixer):
         return AttentionSpan(teacher_window)
 
     def copy_from_teacher(self, attention: nn.Module, init: str) -> None:
-        """Copy what the option `init` names; `init` is for mixers that replace attention."""
-        copy_softmax(self, attention, SOFTMAX_INITS[self.options.init])
+        """Copy the projections, with their norms, that the option `init` names; the others stay as drawn.
+
+        The argument `init` is for mixers that replace attention.
+        """
+        source = attention.state_dict()
+        chosen = {name: x for name, x in source.items() if name[0] in SOFTMAX_INITS[self.options.init]}
+        found = self.load_state_dict(chosen, strict=False)
+        assert not found.unexpected_keys
+        assert set(found.missing_keys) == source.keys() - chosen.keys()
 
     def cache_spec(self) -> CacheSpec:
         shape = self.attention_shape
@@ -131,7 +143,8 @@ class SoftmaxMixer(Mixer):
             attention_mask: of the layer's span, [1 or B, 1, T, past + T]; None for plain causal attention. If
                 one row of packed sequences comes with a mask of several rows, no sequence crosses a mask row,
                 and the rows are attended to as a batch. An engine gives `AttentionMasks` of its pass.
-            token_mask, cu_seqlens: part of the attention mask already.
+            token_mask, cu_seqlens: part of the attention mask already, which a layer with sinks needs for
+                packed sequences only.
             past_key_values, cache (from transformers 5.24 on): keys and values of the tokens before.
             attention: passed to the attention function.
 
@@ -139,6 +152,15 @@ class SoftmaxMixer(Mixer):
             The output [B, T, hidden], and the attention weights [B, H, T, past + T] from eager attention.
         """
         caches = past_key_values if cache is None else cache
+        if self.span.sinks:
+            own = layer_cache(caches, self.layer_idx)
+            if cu_seqlens is None:
+                return self._attend_with_sinks(hidden_states, position_embeddings, token_mask, own), None
+            if own is not None:
+                raise ConfigError(
+                    f"layer {self.layer_idx}: {self.name} with sinks = {self.span.sinks} cannot continue "
+                    "packed sequences from their states"
+                )
         if isinstance(attention_mask, AttentionMasks):
             mixed = self._attend_cached(hidden_states, position_embeddings, attention_mask, caches)
             return self.o_proj(mixed.flatten(2)), None
@@ -208,6 +230,26 @@ class SoftmaxMixer(Mixer):
             query, keys, values, parent_keys, parent_values, parent_rows, lengths, self.scaling
         )
 
+    def _attend_with_sinks(
+        self,
+        hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor],
+        token_mask: Tensor | None,
+        own: LayerCache | None,
+    ) -> Tensor:
+        mixed, state = attend_with_state(
+            *self.project(hidden_states, position_embeddings),
+            span=self.span,
+            scale=self.scaling,
+            cap=self.attention_shape.soft_cap,
+            state=None if own is None else own.read(),
+            token_mask=token_mask,
+        )
+        if own is not None:
+            own.write(state)
+        out: Tensor = self.o_proj(mixed.flatten(2))
+        return out
+
     def project(
         self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -253,7 +295,7 @@ class SlidingWindowMixer(SoftmaxMixer):
     """Softmax attention over the latest tokens."""
 
     display_name = "sliding window"
-    Options: ClassVar[type] = SlidingWindowOptions
+    Options = SlidingWindowOptions
     state_kind = StateKind.WINDOW
     is_teacher_layer = False
     needs_mask = True
@@ -264,60 +306,12 @@ class SlidingWindowMixer(SoftmaxMixer):
         """The smaller of the two windows."""
         return AttentionSpan(min(options.window, teacher_window or options.window), options.sinks)
 
-    @classmethod
-    def from_attention(
-        cls, attention: nn.Module, shape: AttentionShape, options: Any, *, layer: int, window: int | None
-    ) -> SoftmaxMixer:
-        kind = SinkWindowMixer if options.sinks and cls is SlidingWindowMixer else cls
-        return kind(attention, shape, options, layer=layer, window=window)
-
-
-class SinkWindowMixer(SlidingWindowMixer):
-    """A sliding window with sinks: a state of constant size instead of keys and values per token."""
-
-    served_as = None
-
     def cache_spec(self) -> CacheSpec:
+        """With sinks a state of constant size, instead of keys and values per token."""
+        if not self.span.sinks:
+            return super().cache_spec()
         shape = self.attention_shape
         return CacheSpec(states=state_shapes(self.span, shape.num_kv_heads, shape.head_dim, shape.head_dim))
-
-    def forward(
-        self: Any,
-        hidden_states: Tensor,
-        position_embeddings: tuple[Tensor, Tensor],
-        attention_mask: Tensor | AttentionMasks | None = None,
-        token_mask: Tensor | None = None,
-        cu_seqlens: Tensor | None = None,
-        past_key_values: Any = None,
-        cache: Any = None,
-        **attention: Any,
-    ) -> tuple[Tensor, Any]:
-        """Attend; packed sequences by their `attention_mask`, as in `SoftmaxMixer`."""
-        own = layer_cache(past_key_values if cache is None else cache, self.layer_idx)
-        if cu_seqlens is not None:
-            if own is not None:
-                raise ConfigError(
-                    f"layer {self.layer_idx}: {self.name} with sinks = {self.span.sinks} cannot continue "
-                    "packed sequences from their states"
-                )
-            result: tuple[Tensor, Any] = super().forward(
-                hidden_states, position_embeddings, attention_mask, token_mask, cu_seqlens, **attention
-            )
-            return result
-        q, k, v = self.project(hidden_states, position_embeddings)
-        mixed, state = attend_with_state(
-            q,
-            k,
-            v,
-            span=self.span,
-            scale=self.scaling,
-            cap=self.attention_shape.soft_cap,
-            state=None if own is None else own.read(),
-            token_mask=token_mask,
-        )
-        if own is not None:
-            own.write(state)
-        return self.o_proj(mixed.flatten(2)), None
 
 
 def additive_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:

@@ -8,18 +8,6 @@ from torch import Tensor, nn
 from evalsuite.foundation import ConfigError
 from evalsuite.models.inits import INITS
 
-SOFTMAX_INITS = {"teacher": "qkvo", "qkv": "qkv", "vo": "vo", "random": ""}
-"""Projections that are copied into softmax layers, by their option `init`."""
-
-
-def copy_softmax(target: nn.Module, attention: nn.Module, letters: str) -> None:
-    """Copy the projections in `letters` (with their norms) into a softmax layer; the others stay as drawn."""
-    source = attention.state_dict()
-    chosen = {name: value for name, value in source.items() if name[0] in letters}
-    found = target.load_state_dict(chosen, strict=False)
-    assert not found.unexpected_keys
-    assert set(found.missing_keys) == source.keys() - chosen.keys()
-
 
 def normalize_key_proj_as_gate(keys: nn.Linear, name: str) -> Tensor:
     """Scale a key projection for use as the logits of an input gate: unit rows, bias to match.

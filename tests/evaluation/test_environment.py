@@ -9,12 +9,12 @@ import torch
 
 from evalsuite.config import RunConfig
 from evalsuite.evaluation import environment, evaluate
-from evalsuite.models.ops.recurrence import recurrence
+from evalsuite.models.ops.recurrence import RecurrenceInputs, compute_recurrence
 
 
 def test_environment_records_kernels_and_backend(tmp_path: Path) -> None:
     q = torch.randn(1, 4, 2, 8)
-    recurrence(q, q, q, scale=1.0)
+    compute_recurrence(RecurrenceInputs(q, q, q))
     environment.update_environment(tmp_path, **environment.kernel_facts())
     facts = environment.read_environment(tmp_path)
     assert any("torch" in kernel for kernel in facts["kernels"].values())

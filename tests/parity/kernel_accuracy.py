@@ -22,7 +22,7 @@ from torch.nn import functional
 
 from evalsuite.foundation import MissingDependencyError, append_jsonl
 from evalsuite.models.ops import packages, tuning
-from evalsuite.models.ops.recurrence import RecurrenceInputs, fla_backend
+from evalsuite.models.ops.recurrence import RecurrenceInputs, compute_recurrence, fla_backend
 from evalsuite.models.ops.recurrence.chunked import chunked
 from evalsuite.models.ops.recurrence.inputs import DecayShape
 from tests.parity.exit_codes import exit_with
@@ -35,6 +35,11 @@ LENGTHS = (2048, 512, 64, 63)
 SETTINGS = ((torch.bfloat16, 64), (torch.bfloat16, 128), (torch.float32, 64))
 MAX_ERROR = {torch.bfloat16: 1e-2, torch.float32: 1e-3}
 """Largest relative error."""
+
+
+def recurrence(q: Tensor, k: Tensor, v: Tensor, **others: Any) -> tuple[Tensor, Tensor]:
+    """`compute_recurrence` of these inputs; see `RecurrenceInputs`."""
+    return compute_recurrence(RecurrenceInputs(q, k, v, **others))
 
 
 def draw_case(

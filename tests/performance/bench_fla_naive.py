@@ -20,9 +20,8 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from evalsuite.foundation import MissingDependencyError
-from evalsuite.models.ops.recurrence import recurrence
 from tests.parity.exit_codes import exit_with
-from tests.parity.kernel_accuracy import relative_error
+from tests.parity.kernel_accuracy import recurrence, relative_error
 from tests.performance.bench_mixers import Row, Tables, recurrence_inputs, seconds
 
 ROWS, LENGTH = 4, 512

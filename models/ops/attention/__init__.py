@@ -1,7 +1,7 @@
 """Softmax attention of passes without gradients, in half precision: steps of generation, rows that continue
 rows of a cache."""
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -9,10 +9,6 @@ from torch import Tensor
 
 from evalsuite.models.ops.dispatch import HALF, Draw, Kernel, op
 from evalsuite.models.ops.rotary import rotary
-
-
-def _decode_form(query: Tensor, key: Tensor, *_: Any) -> tuple[Hashable, ...]:
-    return query.shape[1], key.shape[1], query.shape[3]
 
 
 def _decode_samples(draw: Draw, heads: int, kv_heads: int, width: int) -> Iterator[tuple[Any, ...]]:
@@ -28,7 +24,7 @@ def _decode_samples(draw: Draw, heads: int, kv_heads: int, width: int) -> Iterat
         module="attention.decode",
         dtypes=HALF,
         where=lambda query, *_: query.shape[-1] <= 256,
-        form=_decode_form,
+        form=lambda query, key, *_: (query.shape[1], key.shape[1], query.shape[3]),
         samples=_decode_samples,
     )
 )
@@ -51,10 +47,6 @@ def decode_attention(query: Tensor, key: Tensor, value: Tensor, positions: Tenso
     return (scores.masked_fill(~seen, -torch.inf).softmax(-1) @ value).transpose(1, 2)
 
 
-def _branch_form(query: Tensor, key: Tensor, *_: Any) -> tuple[Hashable, ...]:
-    return query.shape[2], key.shape[1], query.shape[3]
-
-
 def _branch_samples(draw: Draw, heads: int, kv_heads: int, width: int) -> Iterator[tuple[Any, ...]]:
     for tokens in (1, 30):
         own, parents = draw(2, 3, kv_heads, tokens, width), draw(2, 2, kv_heads, 70, width)
@@ -62,7 +54,14 @@ def _branch_samples(draw: Draw, heads: int, kv_heads: int, width: int) -> Iterat
         yield draw(3, tokens, heads, width), *own, *parents, rows, lengths, width**-0.5
 
 
-@op(inference=Kernel(module="attention.branch", dtypes=HALF, form=_branch_form, samples=_branch_samples))
+@op(
+    inference=Kernel(
+        module="attention.branch",
+        dtypes=HALF,
+        form=lambda query, key, *_: (query.shape[2], key.shape[1], query.shape[3]),
+        samples=_branch_samples,
+    )
+)
 def branch_attention(
     query: Tensor,
     key: Tensor,
@@ -99,10 +98,6 @@ def branch_attention(
     return (scores.masked_fill(~(old | new), -torch.inf).softmax(-1) @ values).transpose(1, 2)
 
 
-def _store_form(query: Tensor, key: Tensor, *_: Any) -> tuple[Hashable, ...]:
-    return query.shape[1], key.shape[1], query.shape[2]
-
-
 def _store_samples(draw: Draw, heads: int, kv_heads: int, width: int) -> Iterator[tuple[Any, ...]]:
     # A decode step, and rows of several tokens, which are compiled apart.
     for tokens in (1, 2):
@@ -115,7 +110,11 @@ def _store_samples(draw: Draw, heads: int, kv_heads: int, width: int) -> Iterato
 
 @op(
     inference=Kernel(
-        module="attention.store", dtypes=HALF, form=_store_form, samples=_store_samples, exact=True
+        module="attention.store",
+        dtypes=HALF,
+        form=lambda query, key, *_: (query.shape[1], key.shape[1], query.shape[2]),
+        samples=_store_samples,
+        exact=True,
     )
 )
 def rotate_and_store(

@@ -116,21 +116,10 @@ def row_losses(
     sums = torch.zeros(2, rows, dtype=torch.float32, device=logits.device)
     teacher = logits if teacher_logits is None else teacher_logits
     _row_loss_kernel[(rows,)](
-        logits,
-        teacher,
-        weights if labels is None else labels,
-        weights,
-        sums[0],
-        sums[1],
-        logits.stride(0),
-        teacher.stride(0),
-        1 / temperature,
-        ce,
+        logits, teacher, weights if labels is None else labels, weights, sums[0], sums[1],
+        logits.stride(0), teacher.stride(0), 1 / temperature, ce,
         # d KL / d logits = (p_S − p_T) / τ, times the τ² that keeps it on the scale of CE.
-        kl * temperature,
-        vocabulary=vocabulary,
-        HAS_CE=ce > 0,
-        HAS_KL=kl > 0,
-    )
+        kl * temperature, vocabulary=vocabulary, HAS_CE=ce > 0, HAS_KL=kl > 0,
+    )  # fmt: skip
     totals = sums.sum(1)
     return totals[0], totals[1] * temperature**2, logits

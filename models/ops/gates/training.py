@@ -77,6 +77,4 @@ class _GateAndScale(torch.autograd.Function):
         return d_logits, d_k, None
 
 
-def gla_gate_and_scale(logits: Tensor, k: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    log_decay, scaled = _GateAndScale.apply(logits, k, temperature)
-    return log_decay, scaled
+gla_gate_and_scale = _GateAndScale.apply

@@ -60,6 +60,4 @@ class _SquaredDistance(torch.autograd.Function):
         return out, None
 
 
-def squared_distance(student: Tensor, teacher: Tensor) -> Tensor:
-    distance: Tensor = _SquaredDistance.apply(student, teacher)
-    return distance
+squared_distance = _SquaredDistance.apply

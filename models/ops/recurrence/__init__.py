@@ -4,13 +4,8 @@ S_t = (I − β_t k_t k_tᵀ) D_t S_{t-1} + β_t k_t v_tᵀ        o_t = S_tᵀ 
 """
 
 from evalsuite.models.ops.recurrence.inputs import OWN, RecurrenceInputs, StateAccess
-from evalsuite.models.ops.recurrence.naive import naive_recurrent, recurrent_step
-from evalsuite.models.ops.recurrence.op import (
-    compute_recurrence,
-    last_kernels,
-    recurrence,
-    recurrence_matrix,
-)
+from evalsuite.models.ops.recurrence.naive import naive_recurrent
+from evalsuite.models.ops.recurrence.op import compute_recurrence, last_kernels, recurrence_matrix
 
 __all__ = [
     "OWN",
@@ -19,7 +14,5 @@ __all__ = [
     "compute_recurrence",
     "last_kernels",
     "naive_recurrent",
-    "recurrence",
     "recurrence_matrix",
-    "recurrent_step",
 ]

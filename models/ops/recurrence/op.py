@@ -26,21 +26,6 @@ def last_kernels() -> dict[str, str]:
     return dict(_last_kernels)
 
 
-def recurrence(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    *,
-    log_decay: Tensor | None = None,
-    beta: Tensor | None = None,
-    scale: float,
-    initial_state: Tensor | None = None,
-    cu_seqlens: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """`compute_recurrence` of these inputs; see `RecurrenceInputs` for their shapes."""
-    return compute_recurrence(RecurrenceInputs(q, k, v, log_decay, beta, scale, initial_state, cu_seqlens))
-
-
 def compute_recurrence(inputs: RecurrenceInputs) -> tuple[Tensor, Tensor]:
     """Compute S_t = (I − β_t k_t k_tᵀ) D_t S_{t-1} + β_t k_t v_tᵀ and o_t = scale · S_tᵀ q_t.
 

@@ -53,6 +53,4 @@ class _Rotary(torch.autograd.Function):
         return _rotary_launch(d_out, cos, sin, -1.0), None, None
 
 
-def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    out: Tensor = _Rotary.apply(x, cos, sin)
-    return out
+rotary = _Rotary.apply

@@ -94,44 +94,21 @@ def short_convolutions(
     x = torch.cat(list(parts), -1)
     if token_mask is not None:
         x = x * token_mask.unsqueeze(-1)
-    weight = torch.cat([each.flatten(1) for each in weights])
-    activated = sum(map(len, weights[:num_activated]))
-    y, last = convolve(x, weight.to(x.dtype), activated, state, token_mask, cu_seqlens)
-    return y.split([part.shape[-1] for part in parts], -1), last
-
-
-def convolve(
-    x: Tensor,
-    weight: Tensor,
-    num_activated: int,
-    state: Tensor | None,
-    token_mask: Tensor | None,
-    cu_seqlens: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """Convolve x [B, T, C], whose pads are zero, by weight [C, kernel_size]; SiLU on the first channels.
-
-    Returns:
-        y [B, T, C] and the final state, as `short_convolutions`.
-    """
-    past = weight.shape[1] - 1
+    weight = torch.cat([each.flatten(1) for each in weights]).to(x.dtype)
+    activated, past = sum(map(len, weights[:num_activated])), weight.shape[1] - 1
     if cu_seqlens is not None and state is not None:
-        return _convolve_packed(x, weight, num_activated, state, cu_seqlens)
-    history = prepend_state(x, past, state, token_mask)
-    y = torch_convolution(history, weight, num_activated, x.shape[1], cu_seqlens)
-    if cu_seqlens is not None:
-        return y, packed_final_state(x, past, cu_seqlens)
-    return y, final_state(history, past, token_mask)
-
-
-def _convolve_packed(
-    x: Tensor, weight: Tensor, num_activated: int, state: Tensor, cu_seqlens: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Continue packed sequences: each gets its state inserted before its first token."""
-    past = weight.shape[1] - 1
-    row, place, end = insert_states(x, past, state, cu_seqlens)
-    history = functional.pad(row, [0, 0, past, 0])
-    y = torch_convolution(history, weight, num_activated, row.shape[1], None)
-    return y[:, place], row[0, end].transpose(1, 2)
+        row, place, end = insert_states(x, past, state, cu_seqlens)
+        history = functional.pad(row, [0, 0, past, 0])
+        y = torch_convolution(history, weight, activated, row.shape[1], None)[:, place]
+        last = row[0, end].transpose(1, 2)
+    else:
+        history = prepend_state(x, past, state, token_mask)
+        y = torch_convolution(history, weight, activated, x.shape[1], cu_seqlens)
+        if cu_seqlens is None:
+            last = final_state(history, past, token_mask)
+        else:
+            last = packed_final_state(x, past, cu_seqlens)
+    return y.split([part.shape[-1] for part in parts], -1), last
 
 
 def insert_states(x: Tensor, past: int, state: Tensor, cu_seqlens: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -16,35 +16,6 @@ TOKENS = 32
 """Tokens of one program."""
 
 
-def short_convolutions(
-    parts: Sequence[Tensor],
-    weights: Sequence[Tensor],
-    num_activated: int,
-    state: Tensor | None = None,
-    token_mask: Tensor | None = None,
-    cu_seqlens: Tensor | None = None,
-    access: StateAccess = OWN,
-) -> tuple[Sequence[Tensor], Tensor]:
-    rows, length = parts[0].shape[:2]
-    step = state is not None and length == 1 and not access.discards
-    own = access.in_place and state is not None and state.is_contiguous() and state.dtype == parts[0].dtype
-    if step and (access.slots is not None or own):
-        assert state is not None
-        after = state
-    else:
-        after = parts[0].new_empty(rows, sum(map(len, weights)), weights[0].shape[-1] - 1)
-    outputs = short_conv_step(
-        parts,
-        [weight.to(parts[0].dtype) for weight in weights],
-        token_mask,
-        state,
-        after,
-        slots=None if state is None else access.slots,
-        num_activated=num_activated,
-    )
-    return outputs, after
-
-
 @keep_compiled
 @triton.jit(do_not_specialize=["length", "tiles", "activated"])
 def _short_conv_kernel(  # type: ignore[no-untyped-def]
@@ -128,35 +99,24 @@ def _short_conv_kernel(  # type: ignore[no-untyped-def]
             tl.store(after + channel * (TAPS - 1) + tap, kept, mask=known)
 
 
-def short_conv_step(
+def short_convolutions(
     parts: Sequence[Tensor],
     weights: Sequence[Tensor],
-    token_mask: Tensor | None,
-    state: Tensor | None,
-    after: Tensor,
-    *,
-    slots: Tensor | None = None,
     num_activated: int,
-) -> list[Tensor]:
-    """Causal depthwise convolutions of rows that may continue others, and what the next tokens need of them.
-
-    Args:
-        parts: one to three tensors [B, T, Cᵢ], convolved together; tokens may lie apart by one stride.
-        weights: [Cᵢ, kernel_size], or [Cᵢ, 1, kernel_size] as in torch; the last column applies to the
-            current token.
-        token_mask: bool [B, T], real tokens, contiguous in each row; None: all. Not together with a state.
-        state: the kernel_size − 1 inputs before the parts, [B, ΣCᵢ, kernel_size − 1]; None: zeros.
-        after: the same after them, contiguous; written. For one token it may be `state`.
-        slots: int64 [B], index of each row's state in `state`, whose states may lie apart; rows that share a
-            slot race if `after` is `state`. None: state i is that of row i.
-        num_activated: number of parts, the first ones, to which SiLU is applied.
-
-    Returns:
-        [B, T, Cᵢ] for each part.
-    """
+    state: Tensor | None = None,
+    token_mask: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    access: StateAccess = OWN,
+) -> tuple[Sequence[Tensor], Tensor]:
     rows, length = parts[0].shape[:2]
+    slots = None if state is None else access.slots
+    own = access.in_place and state is not None and state.is_contiguous() and state.dtype == parts[0].dtype
+    if state is not None and length == 1 and not access.discards and (slots is not None or own):
+        after = state
+    else:
+        after = parts[0].new_empty(rows, sum(map(len, weights)), weights[0].shape[-1] - 1)
     parts, distances = zip(*map(as_rows, parts), strict=True)
-    weights = [weight.contiguous() for weight in weights]
+    weights = [weight.to(parts[0].dtype).contiguous() for weight in weights]
     tile = min(TOKENS, next_power_of_2(length))
     tiles, block = -(-length // tile), 64
     mask = parts[0] if token_mask is None else token_mask.contiguous().view(torch.uint8)
@@ -175,4 +135,4 @@ def short_conv_step(
         IN_PLACE=state is not None and before.data_ptr() == after.data_ptr(),
         HAS_MASK=token_mask is not None, MASK_BLOCK=256, num_warps=4,
     )  # fmt: skip
-    return outs
+    return outs, after

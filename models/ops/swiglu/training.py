@@ -91,11 +91,5 @@ class _SwiGLULinear(torch.autograd.Function):
         return d_gate, d_x, d_weight, d_bias
 
 
-def swiglu(gate: Tensor, x: Tensor) -> Tensor:
-    out: Tensor = _SwiGLU.apply(gate, x)
-    return out
-
-
-def swiglu_linear(gate: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    out: Tensor = _SwiGLULinear.apply(gate, x, weight, bias)
-    return out
+swiglu = _SwiGLU.apply
+swiglu_linear = _SwiGLULinear.apply

@@ -58,10 +58,10 @@ def rotary(module: Any, place: Place, size: int) -> list[Tensor]:
 def short_conv(module: Any, place: Place, size: int) -> list[Tensor]:
     found = []
     for length, state in ((3, None), (1, place(drawn(size, 72, 3)))):
-        after = torch.zeros(size, 72, 3, dtype=torch.float16, device=DEVICE)
         parts = place(drawn(size, length, 72)).split((48, 16, 8), -1)
         weights = place(drawn(72, 1, 4)).split((48, 16, 8))
-        found += [*module.short_conv_step(parts, weights, None, state, after, num_activated=2), after]
+        outputs, after = module.short_convolutions(parts, weights, 2, state)
+        found += [*outputs, after]
     return found
 
 

@@ -52,8 +52,9 @@ def test_short_conv_backward(silu: bool, shape: tuple[int, ...]) -> None:
 def test_convolutions_and_their_states(
     length: int, taps: int, widths: tuple[int, ...], activated: int, case: str
 ) -> None:
-    from evalsuite.models.ops.short_conv import convolve
-    from evalsuite.models.ops.short_conv.inference import short_conv_step
+    from evalsuite.models.ops.recurrence import StateAccess
+    from evalsuite.models.ops.short_conv import short_convolutions as op
+    from evalsuite.models.ops.short_conv.inference import short_convolutions
 
     torch.manual_seed(0)
     rows, channels = 4, sum(widths)
@@ -65,37 +66,32 @@ def test_convolutions_and_their_states(
         real = torch.tensor([length, length // 2, 1, 0], device=DEVICE)[:, None]
         token_mask = torch.arange(length, device=DEVICE) < real
         token_mask = token_mask.flip(1) if case == "left pads" else token_mask
-    after = torch.full((rows, channels, taps - 1), torch.nan, device=DEVICE)
     # Parts of a projection that has others, too, and of tensors of their own.
     joined = torch.cat([x, torch.full_like(x[..., :5], torch.nan)], -1)
     parts = joined[..., :channels].split(widths, -1), weight.split(widths)
-    found = short_conv_step(*parts, token_mask, state, after, num_activated=activated)
+    found, after = short_convolutions(*parts, activated, state, token_mask)
     apart = [each.contiguous() for each in parts[0]]
-    for mine, theirs in zip(
-        found,
-        short_conv_step(apart, parts[1], token_mask, state, torch.empty_like(after), num_activated=activated),
-        strict=True,
-    ):
+    again, _ = short_convolutions(apart, parts[1], activated, state, token_mask)
+    for mine, theirs in zip(found, again, strict=True):
         assert torch.equal(mine, theirs)
-    clean = x if token_mask is None else x * token_mask[..., None]
-    expected, last = convolve(clean, weight, sum(widths[:activated]), state, token_mask, None)
-    torch.testing.assert_close(torch.cat(found, -1), expected, rtol=1e-5, atol=1e-5)
+    expected, last = op.reference(*parts, activated, state, token_mask)
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(after, last)
     if state is not None:
-        other = torch.empty_like(after)
-        again = short_conv_step(*parts, None, state.mT.contiguous().mT, other, num_activated=activated)
-        assert torch.equal(torch.cat(again, -1), torch.cat(found, -1))
+        again, other = short_convolutions(*parts, activated, state.mT.contiguous().mT)
+        assert torch.equal(torch.cat(list(again), -1), torch.cat(list(found), -1))
         assert torch.equal(other, after)
     if state is not None and length == 1:
         pages = torch.randn(6, state[0].numel() + 5, device=DEVICE)
         stored, slots = pages[:, 2:-3].view(6, *state.shape[1:]), torch.tensor([5, 0, 3, 1], device=DEVICE)
         stored[slots] = state
         others = pages.clone()
-        again = short_conv_step(*parts, None, stored, stored, slots=slots, num_activated=activated)
-        assert torch.equal(torch.cat(again, -1), torch.cat(found, -1))
+        again, _ = short_convolutions(*parts, activated, stored, access=StateAccess(slots))
+        assert torch.equal(torch.cat(list(again), -1), torch.cat(list(found), -1))
         assert torch.equal(stored[slots], after)
         stored[slots] = state
         assert torch.equal(pages, others)
-        again = short_conv_step(*parts, None, state, state, num_activated=activated)
-        assert torch.equal(torch.cat(again, -1), torch.cat(found, -1))
+        again, _ = short_convolutions(*parts, activated, state, access=StateAccess(in_place=True))
+        assert torch.equal(torch.cat(list(again), -1), torch.cat(list(found), -1))
         assert torch.equal(state, after)

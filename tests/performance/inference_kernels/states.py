@@ -189,18 +189,15 @@ def convolutions(setting: Setting, rows: int, tokens: int, use: Use) -> Case:
 
     ways = []
     if setting.ours:
-        from evalsuite.models.ops.short_conv.inference import short_conv_step
+        from evalsuite.models.ops.short_conv import inference
 
-        def convolve_parts(chosen: Sequence[int], states: States) -> tuple[list[Tensor], Tensor]:
-            stored = after = states.stored
-            if after is None or use in ("", "continuations"):
-                after = parts[0].new_empty(rows, len(chosen) * width, TAPS - 1)
+        def convolve_parts(chosen: Sequence[int], states: States) -> tuple[Sequence[Tensor], Tensor]:
             inputs = [parts[i] for i in chosen], [weights[i] for i in chosen]
-            slots, count = states.slots, len(chosen)
-            found = short_conv_step(*inputs, states.real, stored, after, slots=slots, num_activated=count)
-            return found, after
+            return inference.short_convolutions(
+                *inputs, len(chosen), states.stored, states.real, access=states.access()
+            )
 
-        def results(found: list[tuple[list[Tensor], Tensor]]) -> list[Tensor]:
+        def results(found: list[tuple[Sequence[Tensor], Tensor]]) -> list[Tensor]:
             outputs = [y for (y,), _ in found]
             new = [after for _, after in found]
             return [*outputs, torch.cat(new, 1)]

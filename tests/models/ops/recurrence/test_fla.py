@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from evalsuite.models.ops.dispatch import KernelPolicy, kernel_policy
-from evalsuite.models.ops.recurrence import last_kernels, recurrence
+from evalsuite.models.ops.recurrence import last_kernels
 from evalsuite.models.ops.short_conv import short_convolutions
-from tests.parity.kernel_accuracy import MAX_ERROR, SETTINGS, kernels_for, max_errors
+from tests.parity.kernel_accuracy import MAX_ERROR, SETTINGS, kernels_for, max_errors, recurrence
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(1200)]
 if not torch.cuda.is_available():

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from evalsuite.foundation import ConfigError
-from evalsuite.models.ops.recurrence import RecurrenceInputs, fla_backend, recurrence
+from evalsuite.models.ops.recurrence import RecurrenceInputs, fla_backend
 from evalsuite.models.ops.recurrence.chunked import chunked
+from tests.parity.kernel_accuracy import recurrence
 
 CASES = [(decay, delta) for decay in ("none", "head", "scalar", "channel") for delta in (False, True)]
 NAMES = {

@@ -1,8 +1,10 @@
 """The chunked recurrence against the naive one, for every decay and write rule."""
 
+import itertools
 import logging
 import math
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,10 +20,9 @@ from evalsuite.models.ops.numerics import next_power_of_2
 from evalsuite.models.ops.recurrence import (
     RecurrenceInputs,
     naive_recurrent,
-    recurrence,
     recurrence_matrix,
 )
-from tests.parity.kernel_accuracy import draw_case, relative_errors
+from tests.parity.kernel_accuracy import draw_case, recurrence, relative_errors
 
 DECAYS = ("none", "head", "scalar", "channel")
 CASES = [(decay, delta) for decay in DECAYS for delta in (False, True)]
@@ -181,20 +182,37 @@ def test_the_choice_on_cuda_is_logged_once_with_its_reason(
         recurrence(**inputs("none", False))
 
 
+def naive_packed(inputs: RecurrenceInputs) -> tuple[Tensor, Tensor]:
+    """Run each packed sequence separately."""
+    assert inputs.cu_seqlens is not None
+    assert inputs.initial_state is not None
+    bounds = itertools.pairwise(inputs.cu_seqlens.tolist())
+    parts = [
+        inputs.with_tokens(
+            partial(torch.narrow, dim=1, start=start, length=end - start),
+            initial_state=state[None],
+            cu_seqlens=None,
+        )
+        for (start, end), state in zip(bounds, inputs.initial_state, strict=True)
+    ]
+    outputs, states = zip(*map(naive_recurrent, parts), strict=True)
+    return torch.cat(outputs, 1), torch.cat(states)
+
+
 @pytest.mark.parametrize(("decay", "delta"), CASES)
 def test_kernel_accuracy_detects_errors(decay: str, delta: bool) -> None:
     case = draw_case(decay, delta, dtype=torch.float32, width=8, length=20, packed=True, device="cpu")  # type: ignore[arg-type]
-    correct = relative_errors(naive_recurrent, *case)
+    correct = relative_errors(naive_packed, *case)
     assert {"o", "state", "dq", "dk", "dv", "dinitial_state"} <= set(correct)
     assert ("dbeta" in correct) == delta
     assert max(correct.values()) < 1e-5
 
     def wrong(inputs: RecurrenceInputs) -> tuple[Tensor, Tensor]:
-        return naive_recurrent(replace(inputs, k=inputs.k.detach()))
+        return naive_packed(replace(inputs, k=inputs.k.detach()))
 
     with pytest.raises(AssertionError):
         relative_errors(wrong, *case)
-    scaled = relative_errors(lambda inputs: naive_recurrent(replace(inputs, k=1.1 * inputs.k)), *case)
+    scaled = relative_errors(lambda inputs: naive_packed(replace(inputs, k=1.1 * inputs.k)), *case)
     assert min(scaled[name] for name in ("o", "state", "dk")) > 0.01
 
 
