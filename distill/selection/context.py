@@ -53,30 +53,23 @@ class ProgressLog:
     def __init__(self, path: Path, *, teacher: str, about: dict[str, Any], writes: bool = True) -> None:
         self.path, self._writes = path, writes
         self._header = {"schema": SCHEMA, "teacher": teacher, "about": about}
-        rows = list(read_jsonl(path))
-        if rows:
-            self._check(rows[0])
-        self._started = bool(rows)
-        self.rows: list[dict[str, Any]] = rows[1:]
-
-    def _check(self, header: dict[str, Any]) -> None:
-        if header.get("teacher") != self._header["teacher"]:
+        header, *self.rows = list(read_jsonl(path)) or [self._header]
+        if header.get("teacher") != teacher:
             raise RunFolderError(
-                f"{self.path} belongs to another teacher (weights {header.get('teacher')}, not "
-                f"{self._header['teacher']}); choose another --work folder"
+                f"{path} belongs to another teacher (weights {header.get('teacher')}, not {teacher}); choose "
+                "another --work folder"
             )
         if header != self._header:
             raise RunFolderError(
-                f"{self.path} was written with other settings or by another version of evalsuite; "
-                "choose another --work folder"
+                f"{path} was written with other settings or by another version of evalsuite; choose another "
+                "--work folder"
             )
 
     def append(self, row: dict[str, Any]) -> None:
         """Append a row and flush it to disk."""
         self.rows.append(row)
         if self._writes:
-            append_jsonl(self.path, [row] if self._started else [self._header, row])
-        self._started = True
+            append_jsonl(self.path, [row] if self.path.exists() else [self._header, row])
 
     def truncate(self, rows: int) -> None:
         """Drop all but the first rows: those after the state that training resumes from."""
@@ -169,8 +162,8 @@ class SelectionContext:
 
     @cached_property
     def models(self) -> TrainingModels:
-        """The teacher on the device, plain and as an all-softmax student."""
-        student = self.recipe.student.model_copy(update={"mixers": ["softmax"], "options": {}})
+        """The teacher on the device, without students."""
+        student = self.recipe.student.model_copy(update={"mixers": []})
         recipe = self.recipe.model_copy(update={"student": student})
         check_recipe(recipe)
         models = build_models(recipe, self.device)
@@ -180,19 +173,13 @@ class SelectionContext:
 
     @property
     def teacher(self) -> Any:
-        """The teacher, frozen."""
+        """The teacher, frozen: a student whose mixers are all softmax."""
         return self.models.teacher
 
     @property
     def tokenizer(self) -> Any:
         """The teacher's tokenizer."""
         return self.models.tokenizer
-
-    @cached_property
-    def all_softmax(self) -> StudentForCausalLM:
-        """The teacher as a student with softmax in every layer."""
-        (student,) = self.models.students.values()
-        return self.prepare(student)
 
     def prepare(self, student: Any) -> StudentForCausalLM:
         """Move a student to the device, cast its parameters (not buffers) to the run dtype, and freeze it."""

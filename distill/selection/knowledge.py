@@ -58,10 +58,9 @@ def _questions_of_source(
     found = []
     examples = read_shuffled(name, source, context.tokenizer, seed=seed)
     for example in islice(examples, SEARCHED_EXAMPLES):
-        marked = next((i for i, (_, answer) in enumerate(example.segments) if answer), 0)
-        prompt = "".join(piece for piece, _ in example.segments[:marked]).rstrip()
-        if prompt:
-            found.append(Question(prompt, example.segments[marked][0].strip()))
+        prompt, answer = example.first_turn
+        if prompt.rstrip():
+            found.append(Question(prompt.rstrip(), answer.strip()))
         if len(found) == num_examples:
             break
     if not found:

@@ -16,8 +16,8 @@ class MeasuredSets:
         name, about: name of the progress log, and settings besides the recipe that determine the values.
         columns: names of the values.
         measure: softmax layers → values.
-        cost: row of a set → number; the lowest is best.
         unit: what one set is, for the progress bar.
+        cost: row of a set → number; the lowest is best. Needed by `best` only.
     """
 
     def __init__(
@@ -28,8 +28,8 @@ class MeasuredSets:
         columns: Sequence[str],
         measure: Callable[[Collection[int]], Sequence[float]],
         *,
-        cost: Callable[[dict[str, Any]], float],
         unit: str,
+        cost: Callable[[dict[str, Any]], float] = lambda row: 0.0,
     ) -> None:
         self._context, self._columns, self._measure_one = context, columns, measure
         self._cost, self._unit = cost, unit
@@ -46,16 +46,21 @@ class MeasuredSets:
             self._measure([key])
         return self._known[key]
 
-    def best(self, candidates: Sequence[frozenset[int]], width: int, what: str) -> list[frozenset[int]]:
-        """Return the `width` candidates of the lowest cost, best first; ties are broken by their layers."""
-        new = [each for each in candidates if each not in self._known]
+    def all(self, sets: Sequence[frozenset[int]], what: str) -> list[dict[str, Any]]:
+        """The rows of several sets, which the processes share."""
+        new = [each for each in sets if each not in self._known]
         world = self._context.process_group.world_size
-        with progress(total=len(candidates), what=what, unit=self._unit, quiet=self._context.quiet) as bar:
-            bar.update(len(candidates) - len(new))
+        with progress(total=len(sets), what=what, unit=self._unit, quiet=self._context.quiet) as bar:
+            bar.update(len(sets) - len(new))
             for start in range(0, len(new), world):
                 self._measure(new[start : start + world])
                 bar.update(len(new[start : start + world]))
-        return sorted(candidates, key=lambda each: (self._cost(self(each)), sorted(each)))[:width]
+        return [self._known[each] for each in sets]
+
+    def best(self, candidates: Sequence[frozenset[int]], width: int, what: str) -> list[frozenset[int]]:
+        """Return the `width` candidates of the lowest cost, best first; ties are broken by their layers."""
+        costs = dict(zip(candidates, map(self._cost, self.all(candidates, what)), strict=True))
+        return sorted(costs, key=lambda each: (costs[each], sorted(each)))[:width]
 
     def _measure(self, sets: Sequence[frozenset[int]]) -> None:
         """Measure up to one set per process and share the values."""

@@ -93,7 +93,7 @@ class DistilledCandidates(Candidates):
         self._context, self._direction, self._layers = context, direction, layers
         students = {}
         for layer in layers:
-            student = swap_layers(direction, all_linear, context.all_softmax, {*before, layer})
+            student = swap_layers(direction, all_linear, context.teacher, {*before, layer})
             students[f"layer-{layer}"] = copy_trainable(student, stage.trainable_set)
         super().__init__(context, stage, students)
 
@@ -120,7 +120,7 @@ class AlignedCandidates(Candidates):
 
     def scores(self) -> dict[Direction, dict[int, float]]:
         """∓ hidden-state distance (Eq. 4) on the held-out slice with one layer restored or removed."""
-        all_softmax = self._context.all_softmax
+        all_softmax = self._context.teacher
         swaps = {
             (direction, layer): swap_layers(direction, self.model, all_softmax, [layer])
             for direction in SIGNS
@@ -306,72 +306,3 @@ class OneSwapTraining:
             self.context.process_group.all_reduce(values)
             gathered[name] = [v if i in scored else None for i, v in enumerate(values.tolist())]
         return gathered
-
-
-class OneSwap:
-    """The trainings of one-swap selection: an alignment, which all swaps share, then one student per layer.
-
-    Args:
-        align: stage of the alignment; None without one.
-        snapshot_interval: steps between snapshots.
-    """
-
-    def __init__(self, context: SelectionContext, align: Stage | None, snapshot_interval: int) -> None:
-        self._context, self._align, self._interval = context, align, snapshot_interval
-
-    def alignment(self, *, scored: bool) -> OneSwapTraining:
-        """The alignment, scored at snapshots for the stage-1 selectors. It needs a stage."""
-        context, stage = self._context, self._align
-        assert stage is not None
-        return OneSwapTraining(
-            context,
-            stage,
-            lambda layers: AlignedCandidates(context, stage, layers),
-            name="align",
-            about={"scored": scored},
-            snapshot_interval=self._interval,
-            scored=scored,
-        )
-
-    def all_linear(self) -> StudentForCausalLM:
-        """The all-linear student after the alignment."""
-        if self._align is None:
-            return self._context.all_linear
-        training = self._either_alignment()
-        training.run(1, "add")
-        candidates: Any = training.load_candidates()
-        return self._context.prepare(candidates.model)
-
-    @property
-    def alignment_seconds(self) -> float:
-        """Time of the alignment so far."""
-        rows = [] if self._align is None else self._either_alignment().progress_log.rows
-        return float(rows[-1]["seconds"]) if rows else 0.0
-
-    def _either_alignment(self) -> OneSwapTraining:
-        """The complete alignment, scored or not; the unscored one if neither is complete."""
-        runs = [self.alignment(scored=scored) for scored in (True, False)]
-        return next((run for run in runs if run.is_complete), runs[1])
-
-    def distillation(
-        self, stage: Stage, direction: Direction, before: Sequence[int] = (), *, saves: bool = True
-    ) -> OneSwapTraining:
-        """One student per layer; layers `before` are swapped in all of them."""
-        context, align = self._context, self._align
-
-        def build(layers: Sequence[int]) -> Candidates:
-            return DistilledCandidates(context, stage, direction, self.all_linear(), layers, before)
-
-        about: dict[str, Any] = {"align": None if align is None else align.model_dump(mode="json")}
-        if before:
-            about["before"] = sorted(before)
-        return OneSwapTraining(
-            context,
-            stage,
-            build,
-            name=f"kd-{direction}",
-            about=about,
-            snapshot_interval=self._interval,
-            saves=saves,
-            layers=[layer for layer in range(context.layers) if layer not in before],
-        )

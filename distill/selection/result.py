@@ -1,8 +1,10 @@
 """Result of a selector: layers, scores, search history and cost."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from evalsuite.distill.selection.layer_sets import top_layers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,3 +53,10 @@ class SelectionResult:
     notes: tuple[str, ...] = ()
     details: Mapping[str, Any] = field(default_factory=dict)
     """Further output of the selector (JSON)."""
+
+    @classmethod
+    def of_scores(
+        cls, scores: Sequence[float], k: int, *, ties: Sequence[float] | None = None, **rest: Any
+    ) -> "SelectionResult":
+        """The K layers with the highest scores; `rest` are further fields."""
+        return cls(layers=top_layers(scores, k, ties=ties), scores=tuple(scores), **rest)

@@ -11,7 +11,6 @@ from math import exp
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from evalsuite.distill.objectives.forward import hidden_states
 from evalsuite.distill.types import MicroBatch
@@ -21,6 +20,8 @@ from evalsuite.tasks.synthetic.pocket import lexicon
 
 NUM_SOLVED = 2
 """Solved examples before each question."""
+MAX_SUM_PAIRS = 24
+"""Key-value pairs of `ar` and `ar_mh`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +128,8 @@ def draw_questions(task: str, *, count: int, seed: int, pairs: int) -> list[Ques
 
 _TASKS: dict[str, Callable[[random.Random, int], Question]] = {
     "kv": key_value,
-    "ar": sum_of_values,
-    "ar_mh": sum_of_aliases,
+    "ar": lambda rng, pairs: sum_of_values(rng, min(pairs, MAX_SUM_PAIRS)),
+    "ar_mh": lambda rng, pairs: sum_of_aliases(rng, min(pairs, MAX_SUM_PAIRS)),
     "vt": lambda rng, pairs: variables(rng),
     "cwe": lambda rng, pairs: common_words(rng),
 }
@@ -168,17 +169,6 @@ class TaskScores:
         return sum(self.exact) / len(self.exact)
 
 
-@dataclass(frozen=True)
-class _PaddedBatch:
-    indices: tuple[int, ...]
-    inputs: Tensor
-    positions: Tensor
-    """Positions that predict answer tokens, in the flattened inputs."""
-    targets: Tensor
-    owners: Tensor
-    """Row of each target."""
-
-
 class QuestionSet:
     """Questions, encoded and padded once for several models.
 
@@ -209,51 +199,40 @@ class QuestionSet:
         self.answer_tokens = [len(answer) for _, answer in encoded]
         order = sorted(range(len(encoded)), key=lambda i: sum(map(len, encoded[i])))
         max_tokens = GPU_BATCH_TOKENS if device.type == "cuda" else BATCH_TOKENS
-        self._batches: list[_PaddedBatch] = []
-        group: list[int] = []
+        groups: list[list[int]] = [[]]
         for i in order:
-            if group and (len(group) + 1) * sum(map(len, encoded[i])) > max_tokens:
-                self._batches.append(_pad(group, encoded, device))
-                group = []
-            group.append(i)
-        if group:
-            self._batches.append(_pad(group, encoded, device))
+            if (len(groups[-1]) + 1) * sum(map(len, encoded[i])) > max_tokens and groups[-1]:
+                groups.append([])
+            groups[-1].append(i)
+        self._batches = [(group, _pad([encoded[i] for i in group]).to(device)) for group in groups]
 
     @torch.no_grad()
     def evaluate(self, model: Any) -> TaskScores:
         """Score the correct answers of all questions."""
         logprobs = [0.0] * len(self.questions)
         exact = [True] * len(self.questions)
-        for batch in self._batches:
-            hidden = hidden_states(model, MicroBatch(batch.inputs, batch.inputs)).flatten(0, 1)[
-                batch.positions
-            ]
+        for group, batch in self._batches:
+            hidden, targets = batch.select(hidden_states(model, batch)), batch.select(batch.labels)
             logits = LanguageModelHead.of(model).logits(hidden).float()
-            scores = logits.log_softmax(-1).gather(-1, batch.targets[:, None])[:, 0].double()
-            correct = logits.argmax(-1) == batch.targets
-            count = len(batch.indices)
-            empty = torch.zeros(count, dtype=torch.float64, device=scores.device)
-            sums = empty.index_add(0, batch.owners, scores).tolist()
-            misses = empty.index_add(0, batch.owners, (~correct).double()).tolist()
-            for index, total, missed in zip(batch.indices, sums, misses, strict=True):
+            scores = logits.log_softmax(-1).gather(-1, targets[:, None])[:, 0].double()
+            owners = batch.loss_indices // batch.labels.shape[1]
+            empty = torch.zeros(len(group), dtype=torch.float64, device=scores.device)
+            sums = empty.index_add(0, owners, scores).tolist()
+            misses = empty.index_add(0, owners, (logits.argmax(-1) != targets).double()).tolist()
+            for index, total, missed in zip(group, sums, misses, strict=True):
                 logprobs[index], exact[index] = total, missed == 0
         return TaskScores(tuple(logprobs), tuple(exact), sum(self.answer_tokens))
 
 
-def _pad(group: list[int], encoded: list[tuple[list[int], list[int]]], device: torch.device) -> _PaddedBatch:
-    width = max(len(encoded[i][0]) + len(encoded[i][1]) for i in group) - 1
-    inputs = torch.zeros(len(group), width, dtype=torch.int64)
-    positions, targets, owners = [], [], []
-    for row, i in enumerate(group):
-        prompt, answer = encoded[i]
-        tokens = prompt + answer
-        inputs[row, : len(tokens) - 1] = torch.tensor(tokens[:-1])
+def _pad(encoded: Sequence[tuple[list[int], list[int]]]) -> MicroBatch:
+    """Prompts and answers as rows, with the answers in the loss."""
+    width = max(len(prompt) + len(answer) for prompt, answer in encoded) - 1
+    inputs, labels = torch.zeros(2, len(encoded), width, dtype=torch.int64)
+    in_loss = torch.zeros(len(encoded), width, dtype=torch.bool)
+    for row, (prompt, answer) in enumerate(encoded):
+        tokens = torch.tensor(prompt + answer)
+        end = len(tokens) - 1
+        inputs[row, :end], labels[row, :end] = tokens[:-1], tokens[1:]
         # The last token of the prompt predicts the first of the answer.
-        positions += [row * width + len(prompt) - 1 + j for j in range(len(answer))]
-        targets += answer
-        owners += [row] * len(answer)
-    return _PaddedBatch(
-        tuple(group),
-        inputs.to(device),
-        *(torch.tensor(values, dtype=torch.int64, device=device) for values in (positions, targets, owners)),
-    )
+        in_loss[row, len(prompt) - 1 : end] = True
+    return MicroBatch(inputs, labels, in_loss.flatten().nonzero()[:, 0])

@@ -29,7 +29,7 @@ def train_single_candidate(
         teacher reads as many), and seconds of training and scoring.
     """
     align, distillation = selector.align_stage(context), selector.shorten(context.kd_stage)
-    swapped = with_blocks_of(context.all_linear, context.all_softmax, [layer])
+    swapped = with_blocks_of(context.all_linear, context.teacher, [layer])
     student = copy_trainable(swapped, distillation.trainable_set)
     assert context.held_out.num_tokens
     _synchronize(context)

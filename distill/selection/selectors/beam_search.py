@@ -3,7 +3,7 @@
 The perplexity is the mean over recall, knowledge and plain text (section 4.1.1 and Appendix D).
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 
 COMPONENTS = ("recall", "knowledge", "text")
 MEASURE = "mean perplexity over recall, knowledge and text"
-RESTORED = f"{MEASURE}: reduction from restoring this layer alone in the all-linear student"
-REPLACED = f"{MEASURE}: increase from replacing this layer alone in the teacher"
+ALONE = {
+    "all-linear": f"{MEASURE}: reduction from restoring this layer alone in the all-linear student",
+    "teacher": f"{MEASURE}: increase from replacing this layer alone in the teacher",
+}
 
 
 class PerplexitySearch(Selector):
@@ -28,6 +30,8 @@ class PerplexitySearch(Selector):
 
     source: ClassVar[str] = f"{GENDISTILL}, Appendix D"
     requires: ClassVar[Requirement] = "all_linear"
+    start: ClassVar[Literal["all-linear", "teacher"]] = "all-linear"
+    """Where the search starts: attention is restored, or replaced."""
 
     num_examples: int = Field(default=200, gt=0)
     """Questions of the recall set and of the knowledge set (500 in the paper)."""
@@ -42,18 +46,14 @@ class PerplexitySearch(Selector):
     def perplexity(
         self, context: "SelectionContext", start: Literal["all-linear", "teacher"]
     ) -> "MeasuredSets":
-        """Perplexity of the student that a search starts from, with attention swapped in some layers.
-
-        Args:
-            start: `all-linear`, where attention is restored, or `teacher`, where it is replaced.
-        """
+        """Perplexity of the student `start`, with attention swapped in some layers."""
         from evalsuite.distill.selection.hybrids import with_mixers_of
         from evalsuite.distill.selection.knowledge import knowledge_questions
         from evalsuite.distill.selection.measured_sets import MeasuredSets
         from evalsuite.distill.selection.tasks import QuestionSet, draw_questions
 
         # Distil the all-linear student in all processes before any of them measures alone.
-        all_linear, all_softmax = context.all_linear, context.all_softmax
+        all_linear, all_softmax = context.all_linear, context.teacher
         recall, knowledge = (
             QuestionSet(questions, context.tokenizer, context.device, context.max_length)
             for questions in (
@@ -87,21 +87,29 @@ class PerplexitySearch(Selector):
             unit="hybrid",
         )
 
+    def start_layers(self, context: "SelectionContext") -> frozenset[int]:
+        """The softmax layers that the search starts from."""
+        return frozenset(range(0 if self.start == "all-linear" else context.layers))
+
+    def scores(self, context: "SelectionContext", measure: "MeasuredSets") -> tuple[float, ...]:
+        """The change of perplexity by swapping each layer alone; higher stays softmax first."""
+        start, sign = self.start_layers(context), -1.0 if self.start == "all-linear" else 1.0
+        baseline = measure(start)["mean"]
+        return tuple(sign * (measure(start ^ {i})["mean"] - baseline) for i in range(context.layers))
+
     def result(
         self,
         context: "SelectionContext",
         measure: "MeasuredSets",
         beam: Sequence[frozenset[int]],
-        history: Sequence[Snapshot],
-        scores: tuple[float, ...],
-        description: str,
+        history: Sequence[Snapshot] = (),
     ) -> SelectionResult:
         """The best set of the beam, with the measurements of the sets behind it."""
         linear, teacher = (self.perplexity(context, start) for start in ("all-linear", "teacher"))
         return SelectionResult(
             layers=tuple(sorted(beam[0])),
-            scores=scores,
-            measure=description,
+            scores=self.scores(context, measure),
+            measure=ALONE[self.start],
             history=tuple(history),
             cost=Cost(all_linear_tokens=context.all_linear_tokens),
             details={
@@ -123,13 +131,9 @@ class Greedy(PerplexitySearch):
     """
 
     def select(self, context: "SelectionContext", k: int) -> SelectionResult:
-        measure = self.perplexity(context, "all-linear")
-        single = [frozenset([layer]) for layer in range(context.layers)]
-        measure.best(single, 1, "layers")
-        baseline = measure(())["mean"]
-        scores = tuple(baseline - measure(each)["mean"] for each in single)
-        chosen = frozenset(top_layers(scores, k))
-        return self.result(context, measure, [chosen], [], scores, RESTORED)
+        measure = self.perplexity(context, self.start)
+        measure.all([frozenset([layer]) for layer in range(context.layers)], "layers")
+        return self.result(context, measure, [frozenset(top_layers(self.scores(context, measure), k))])
 
 
 class BeamSearch(PerplexitySearch):
@@ -139,25 +143,19 @@ class BeamSearch(PerplexitySearch):
     """Configurations that each depth keeps: those with the lowest mean perplexity; the paper does not state
     its number."""
 
-    def search(
-        self,
-        measure: "MeasuredSets",
-        start: frozenset[int],
-        swaps: Callable[[frozenset[int]], Iterable[frozenset[int]]],
-        depth: int,
-    ) -> tuple[list[frozenset[int]], list[Snapshot]]:
-        """Return the last beam, best first, and the best set of each depth.
-
-        Args:
-            swaps: softmax layers → those with one swap more.
-        """
+    def select(self, context: "SelectionContext", k: int) -> SelectionResult:
+        measure, start = self.perplexity(context, self.start), self.start_layers(context)
         measure(start)
         beam, history = [start], []
+        depth = abs(k - len(start))
         for number in range(1, depth + 1):
-            candidates = sorted({swapped for each in beam for swapped in swaps(each)}, key=sorted)
-            beam = measure.best(candidates, self.beam_width, f"depth {number} of {depth}")
+            # Layers that are not swapped yet.
+            swaps = {
+                each ^ {i} for each in beam for i in range(context.layers) if (i in each) == (i in start)
+            }
+            beam = measure.best(sorted(swaps, key=sorted), self.beam_width, f"depth {number} of {depth}")
             history.append(Snapshot(step=number, tokens=0, layers=tuple(sorted(beam[0]))))
-        return beam, history
+        return self.result(context, measure, beam, history)
 
 
 @SELECTORS.register("beam_add")
@@ -166,27 +164,9 @@ class BeamAdd(BeamSearch):
 
     source: ClassVar[str] = f"{GENDISTILL}, section 4.1.1, Appendix D"
 
-    def select(self, context: "SelectionContext", k: int) -> SelectionResult:
-        all_layers = frozenset(range(context.layers))
-        measure = self.perplexity(context, "all-linear")
-        beam, history = self.search(
-            measure, frozenset(), lambda each: (each | {layer} for layer in all_layers - each), k
-        )
-        baseline = measure(())["mean"]
-        scores = tuple(baseline - measure([layer])["mean"] for layer in range(context.layers))
-        return self.result(context, measure, beam, history, scores, RESTORED)
-
 
 @SELECTORS.register("beam_replace")
 class BeamReplace(BeamSearch):
     """Beam search by perplexity, replacing layers of the teacher."""
 
-    def select(self, context: "SelectionContext", k: int) -> SelectionResult:
-        all_layers = frozenset(range(context.layers))
-        measure = self.perplexity(context, "teacher")
-        beam, history = self.search(
-            measure, all_layers, lambda each: (each - {layer} for layer in each), context.layers - k
-        )
-        baseline = measure(all_layers)["mean"]
-        scores = tuple(measure(all_layers - {layer})["mean"] - baseline for layer in range(context.layers))
-        return self.result(context, measure, beam, history, scores, REPLACED)
+    start: ClassVar[Literal["all-linear", "teacher"]] = "teacher"

@@ -16,7 +16,7 @@ GR as many as layers become linear. In stage 2 the early-stop rule ends a round 
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import nan
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeVar
 
@@ -39,7 +39,8 @@ from evalsuite.foundation.strict import parse
 
 if TYPE_CHECKING:
     from evalsuite.distill.selection.context import SelectionContext
-    from evalsuite.distill.selection.one_swap_training import OneSwap
+    from evalsuite.distill.selection.one_swap_training import OneSwapTraining
+    from evalsuite.models import StudentForCausalLM
 
 StageKind = TypeVar("StageKind", bound=Stage)
 
@@ -55,14 +56,20 @@ ROUNDS_MEASURE: dict[Direction, str] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """One decision of an iterative selection."""
+    """One training of candidates, and what it says of them."""
 
     scores: Mapping[int, float]
-    """Importance of the undecided layers."""
+    """Importance of the layers that are still undecided."""
     tokens: int = 0
     """Training tokens of one candidate."""
     seconds: float = 0.0
     details: Mapping[str, Any] = field(default_factory=dict)
+
+
+RoundScorer = Callable[[Sequence[int]], Round]
+"""Scores the undecided layers, given the decided ones."""
+Ranking = tuple[SelectionResult, list[Round]]
+"""A result without its cost, and the trainings behind it."""
 
 
 class OneSwapSelector(Selector):
@@ -85,14 +92,12 @@ class OneSwapSelector(Selector):
     """Decide one layer per round (Table 3) instead of scoring every layer once (Algorithm 1)."""
 
     @abstractmethod
-    def rank(self, context: "SelectionContext", k: int, direction: Direction) -> SelectionResult:
+    def rank(self, context: "SelectionContext", k: int, direction: Direction) -> Ranking:
         """Score every layer once and select the top K."""
 
     @abstractmethod
-    def score_round(
-        self, context: "SelectionContext", direction: Direction
-    ) -> Callable[[Sequence[int]], Round]:
-        """Return the function that scores the undecided layers, given the decided ones."""
+    def score_round(self, context: "SelectionContext", direction: Direction) -> RoundScorer:
+        """What scores the layers of a round."""
 
     def align_stage(self, context: "SelectionContext") -> Stage | None:
         """The recipe's first alignment stage with fewer tokens; None without alignment.
@@ -115,11 +120,35 @@ class OneSwapSelector(Selector):
         """Tokens of the complete training of one candidate after the alignment."""
         return 0
 
-    def training(self, context: "SelectionContext") -> "OneSwap":
-        """The trainings of this selection."""
-        from evalsuite.distill.selection.one_swap_training import OneSwap
+    def alignment(self, context: "SelectionContext", *, scored: bool) -> "OneSwapTraining":
+        """The alignment that all swaps share, scored at snapshots for the stage-1 selectors."""
+        from evalsuite.distill.selection.one_swap_training import AlignedCandidates, OneSwapTraining
 
-        return OneSwap(context, self.align_stage(context), self.snapshot_interval)
+        stage = self.align_stage(context)
+        assert stage is not None
+        return OneSwapTraining(
+            context,
+            stage,
+            lambda layers: AlignedCandidates(context, stage, layers),
+            name="align",
+            about={"scored": scored},
+            snapshot_interval=self.snapshot_interval,
+            scored=scored,
+        )
+
+    def _either_alignment(self, context: "SelectionContext") -> "OneSwapTraining":
+        """The complete alignment, scored or not; the unscored one if neither is complete."""
+        runs = [self.alignment(context, scored=scored) for scored in (True, False)]
+        return next((run for run in runs if run.is_complete), runs[1])
+
+    def aligned_student(self, context: "SelectionContext") -> "StudentForCausalLM":
+        """The all-linear student after the alignment."""
+        if self.align_stage(context) is None:
+            return context.all_linear
+        training = self._either_alignment(context)
+        training.run(1, "add")
+        candidates: Any = training.load_candidates()
+        return context.prepare(candidates.model)
 
     def _shorten(self, stage: StageKind, tokens: int | None, option: str) -> StageKind:
         size = self.batch_size or stage.batch_size
@@ -134,91 +163,98 @@ class OneSwapSelector(Selector):
 
     def select(self, context: "SelectionContext", k: int) -> SelectionResult:
         search = self._decide_in_rounds if self.iterative else self.rank
-        if self.direction is not None:
-            return search(context, k, self.direction)
-        directions: tuple[Direction, ...] = ("add", "remove")
+        directions: tuple[Direction, ...] = ("add", "remove") if self.direction is None else (self.direction,)
         parts = {each: search(context, k, each) for each in directions}
-        one, other = (ranks(part.scores) for part in parts.values())
-        scores = tuple(-(a + b) / 2 for a, b in zip(one, other, strict=True))
-        return SelectionResult(
-            layers=top_layers(scores, k),
-            scores=scores,
+        cost = self._cost(context, [each for _, rounds in parts.values() for each in rounds])
+        results = {direction: result for direction, (result, _) in parts.items()}
+        if self.direction is not None:
+            return replace(results[self.direction], cost=cost)
+        one, other = (ranks(result.scores) for result in results.values())
+        return SelectionResult.of_scores(
+            [-(a + b) / 2 for a, b in zip(one, other, strict=True)],
+            k,
             measure="minus the mean rank of this layer in removal and addition",
-            cost=self._joint_cost(context, [part.cost for part in parts.values()]),
+            cost=cost,
             details={
-                direction: {"layers": list(part.layers), "scores": list(part.scores)}
-                for direction, part in parts.items()
+                direction: {"layers": list(result.layers), "scores": list(result.scores)}
+                for direction, result in results.items()
             },
         )
 
-    def _cost(self, context: "SelectionContext", passes: Sequence[tuple[int, int]], seconds: float) -> Cost:
-        """Cost of passes, each given as the number of candidates and the tokens that each of them read."""
+    def _cost(self, context: "SelectionContext", rounds: Sequence[Round]) -> Cost:
         aligned, planned = self.align_tokens_spent(context), self.planned_tokens(context)
-        candidates = sum(number for number, _ in passes)
+        candidates = sum(len(each.scores) for each in rounds)
+        rows = self._either_alignment(context).progress_log.rows if aligned else []
         return Cost(
-            student_tokens=aligned + sum(number * tokens for number, tokens in passes),
-            teacher_tokens=aligned + sum(tokens for _, tokens in passes),
+            student_tokens=aligned + sum(len(each.scores) * each.tokens for each in rounds),
+            teacher_tokens=aligned + sum(each.tokens for each in rounds),
             tokens_without_early_stop=aligned + candidates * planned,
             tokens_without_sharing=candidates * (aligned + planned),
             all_linear_tokens=context.all_linear_tokens,
-            seconds=seconds + self.training(context).alignment_seconds,
+            seconds=sum(row["seconds"] for row in rows[-1:]) + sum(each.seconds for each in rounds),
         )
 
-    def _joint_cost(self, context: "SelectionContext", costs: Sequence[Cost]) -> Cost:
-        """Cost of two directions, which share the alignment."""
-        aligned = self.align_tokens_spent(context)
-        return Cost(
-            student_tokens=sum(cost.student_tokens for cost in costs) - aligned,
-            teacher_tokens=sum(cost.teacher_tokens for cost in costs) - aligned,
-            tokens_without_early_stop=sum(cost.tokens_without_early_stop for cost in costs) - aligned,
-            tokens_without_sharing=sum(cost.tokens_without_sharing for cost in costs),
-            all_linear_tokens=context.all_linear_tokens,
-            seconds=sum(cost.seconds for cost in costs) - self.training(context).alignment_seconds,
-        )
-
-    def _stability(self, history: Sequence[Snapshot], k: int, rule: StopRule) -> dict[str, Any]:
-        """The last window of top-K sets, and the share of snapshots within one swap of the last one."""
-        sets = [snapshot.layers for snapshot in history]
+    def _ranking(
+        self,
+        history: Sequence[Snapshot],
+        k: int,
+        direction: Direction,
+        found: Round,
+        rule: StopRule,
+        *,
+        stopped_early: bool = False,
+        notes: tuple[str, ...] = (),
+    ) -> Ranking:
+        """The last top-K set, with its window, and the share of snapshots within one swap of it."""
+        sets, last = [snapshot.layers for snapshot in history], history[-1]
         window = rule.last(sets)
         near = [jaccard(each, sets[-1]) >= one_swap_jaccard(k) - 1e-12 for each in sets]
-        return {
-            "window": {
-                "snapshots": len(window.sets),
-                "jaccard": window.jaccard,
-                "backbone": window.backbone,
-                "union": window.union,
+        result = SelectionResult(
+            layers=last.layers,
+            scores=last.scores,
+            measure=self.measures[direction],
+            history=tuple(history),
+            stopped_early=stopped_early,
+            notes=notes,
+            details={
+                **found.details,
+                "window": {
+                    "snapshots": len(window.sets),
+                    "jaccard": window.jaccard,
+                    "backbone": window.backbone,
+                    "union": window.union,
+                },
+                "within_one_swap_of_last": sum(near) / len(near),
+                "step": last.step,
+                "scores": [list(snapshot.scores) for snapshot in history],
             },
-            "within_one_swap_of_last": sum(near) / len(near),
-            "step": history[-1].step,
-            "scores": [list(snapshot.scores) for snapshot in history],
-        }
+        )
+        return result, [found]
 
-    def _decide_in_rounds(self, context: "SelectionContext", k: int, direction: Direction) -> SelectionResult:
+    def _decide_in_rounds(self, context: "SelectionContext", k: int, direction: Direction) -> Ranking:
         """Decide one layer per round; the score of a layer is the round that decided it."""
         num_rounds = k if direction == "add" else context.layers - k
         score, every = self.score_round(context, direction), range(context.layers)
         decided: list[int] = []
         rounds: list[Round] = []
-        passes: list[tuple[int, int]] = []
         history: list[Snapshot] = []
+        spent = self.align_tokens_spent(context)
         for number in range(num_rounds):
-            rounds.append(score(decided))
+            found = score(decided)
             # The layer that helps most, or hurts least; the first one on ties.
             sign = 1.0 if direction == "add" else -1.0
-            decided += top_layers([sign * rounds[-1].scores.get(layer, nan) for layer in every], 1)
-            passes = [(len(each.scores), each.tokens) for each in rounds]
+            decided += top_layers([sign * found.scores.get(layer, nan) for layer in every], 1)
+            rounds.append(found)
+            spent += len(found.scores) * found.tokens
             rest = [layer for layer in every if layer not in decided]
-            spent = self.align_tokens_spent(context) + sum(count * tokens for count, tokens in passes)
             layers = tuple(sorted(decided) if direction == "add" else rest)
             history.append(Snapshot(step=number + 1, tokens=spent, layers=layers))
-        when = {layer: number for number, layer in enumerate(decided)}
-        at = [when.get(layer, num_rounds) for layer in every]
-        return SelectionResult(
+        at = [decided.index(layer) if layer in decided else num_rounds for layer in every]
+        result = SelectionResult(
             layers=history[-1].layers if history else tuple(every),
             scores=tuple(float(num_rounds - i if direction == "add" else i) for i in at),
             measure=ROUNDS_MEASURE[direction],
             history=tuple(history),
-            cost=self._cost(context, passes, sum(each.seconds for each in rounds)),
             details={
                 "rounds": [
                     {"layer": layer, "scores": [each.scores.get(i) for i in every], **each.details}
@@ -226,6 +262,7 @@ class OneSwapSelector(Selector):
                 ]
             },
         )
+        return result, rounds
 
 
 class AlignmentSelector(OneSwapSelector):
@@ -246,26 +283,17 @@ class AlignmentSelector(OneSwapSelector):
             )
         return stage
 
-    def rank(self, context: "SelectionContext", k: int, direction: Direction) -> SelectionResult:
-        history = self.training(context).alignment(scored=True).run(k, direction)
-        return SelectionResult(
-            layers=history[-1].layers,
-            scores=history[-1].scores,
-            measure=self.measures[direction],
-            history=tuple(history),
-            stopped_early=False,
-            cost=self._cost(context, [(context.layers, 0)], 0.0),
-            details=self._stability(history, k, StopRule()),
-        )
+    def rank(self, context: "SelectionContext", k: int, direction: Direction) -> Ranking:
+        history = self.alignment(context, scored=True).run(k, direction)
+        found = Round(scores=dict(enumerate(history[-1].scores)))
+        return self._ranking(history, k, direction, found, StopRule())
 
-    def score_round(
-        self, context: "SelectionContext", direction: Direction
-    ) -> Callable[[Sequence[int]], Round]:
+    def score_round(self, context: "SelectionContext", direction: Direction) -> RoundScorer:
         """One alignment serves all rounds, which only measure (Eq. 4)."""
         from evalsuite.distill.selection.hybrids import swap_layers
         from evalsuite.distill.selection.one_swap_training import SIGNS
 
-        all_linear = self.training(context).all_linear()
+        all_linear = self.aligned_student(context)
         about = {"stage": self.align_stage(context).model_dump(mode="json"), **context.settings}
         progress_log = context.progress_log(f"align-rounds-{direction}", about)
         known = {tuple(row["layers"]): row["score"] for row in progress_log.rows}
@@ -274,7 +302,7 @@ class AlignmentSelector(OneSwapSelector):
             undecided = [layer for layer in range(context.layers) if layer not in decided]
             swaps = {layer: tuple(sorted([*decided, layer])) for layer in undecided}
             missing = {
-                layers: swap_layers(direction, all_linear, context.all_softmax, layers)
+                layers: swap_layers(direction, all_linear, context.teacher, layers)
                 for layers in swaps.values()
                 if layers not in known
             }
@@ -317,11 +345,6 @@ class DistillationSelector(OneSwapSelector):
         """Early-stop rule with these settings."""
         return StopRule(window=self.window, stop_on_last_slot_tie=self.stop_on_last_slot_tie)
 
-    @property
-    def applied_rule(self) -> StopRule | None:
-        """The rule, unless early stopping is off."""
-        return self.rule if self.early_stop else None
-
     def shorten(self, stage: StageKind) -> StageKind:
         """Return a knowledge-distillation stage with fewer tokens.
 
@@ -335,48 +358,65 @@ class DistillationSelector(OneSwapSelector):
             tokens = windows
         return self._shorten(stage, tokens, "tokens")
 
+    def distillation(
+        self, context: "SelectionContext", stage: Stage, direction: Direction, before: Sequence[int] = ()
+    ) -> "OneSwapTraining":
+        """The training of one student per layer; layers `before` are swapped in all of them."""
+        from evalsuite.distill.selection.one_swap_training import DistilledCandidates, OneSwapTraining
+
+        def build(layers: Sequence[int]) -> DistilledCandidates:
+            all_linear = self.aligned_student(context)
+            return DistilledCandidates(context, stage, direction, all_linear, layers, before)
+
+        align = self.align_stage(context)
+        about: dict[str, Any] = {"align": None if align is None else align.model_dump(mode="json")}
+        if before:
+            about["before"] = sorted(before)
+        return OneSwapTraining(
+            context,
+            stage,
+            build,
+            name=f"kd-{direction}",
+            about=about,
+            snapshot_interval=self.snapshot_interval,
+            saves=self.save_state,
+            layers=[layer for layer in range(context.layers) if layer not in before],
+        )
+
     def planned_tokens(self, context: "SelectionContext") -> int:
         stage = self.shorten(context.kd_stage)
         return stage.steps * stage.tokens_per_step
 
-    def rank(self, context: "SelectionContext", k: int, direction: Direction) -> SelectionResult:
+    def rank(self, context: "SelectionContext", k: int, direction: Direction) -> Ranking:
         stage = self.shorten(context.kd_stage)
-        training = self.training(context).distillation(stage, direction, saves=self.save_state)
-        history = training.run(k, direction, self.applied_rule)
-        last = history[-1]
-        return SelectionResult(
-            layers=last.layers,
-            scores=last.scores,
-            measure=self.measures[direction],
-            history=tuple(history),
-            stopped_early=last.step < stage.steps,
-            notes=self._early_stop_notes(stage),
-            cost=self._cost(context, [(context.layers, last.step * stage.tokens_per_step)], training.seconds),
-            details={"steps": stage.steps, **self._stability(history, k, self.rule)},
+        training = self.distillation(context, stage, direction)
+        history = training.run(k, direction, self.rule if self.early_stop else None)
+        step, snapshots = history[-1].step, -(-stage.steps // self.snapshot_interval)
+        notes: tuple[str, ...] = ()
+        if self.early_stop and snapshots <= self.window:
+            notes = (
+                f"the pass has {snapshots} snapshots and cannot stop early, which needs more than the "
+                f"{self.window} of one window: raise tokens, or lower snapshot_interval or window",
+            )
+        found = Round(
+            scores=dict(enumerate(history[-1].scores)),
+            tokens=step * stage.tokens_per_step,
+            seconds=training.seconds,
+            details={"steps": stage.steps},
         )
+        early = step < stage.steps
+        return self._ranking(history, k, direction, found, self.rule, stopped_early=early, notes=notes)
 
-    def _early_stop_notes(self, stage: Stage) -> tuple[str, ...]:
-        """A note if the early stop was requested but cannot shorten the pass."""
-        snapshots = -(-stage.steps // self.snapshot_interval)
-        if not self.early_stop or snapshots > self.window:
-            return ()
-        return (
-            f"the pass has {snapshots} snapshots and cannot stop early, which needs more than the "
-            f"{self.window} of one window: raise tokens, or lower snapshot_interval or window",
-        )
-
-    def score_round(
-        self, context: "SelectionContext", direction: Direction
-    ) -> Callable[[Sequence[int]], Round]:
+    def score_round(self, context: "SelectionContext", direction: Direction) -> RoundScorer:
         """Each round distils and scores one student per undecided layer."""
-        stage, trainings = self.shorten(context.kd_stage), self.training(context)
+        stage = self.shorten(context.kd_stage)
 
         def score(decided: Sequence[int]) -> Round:
             undecided = [layer for layer in range(context.layers) if layer not in decided]
-            training = trainings.distillation(stage, direction, decided, saves=self.save_state)
+            training = self.distillation(context, stage, direction, decided)
             # Addition decides the best undecided layer; removal the worst, so all others stay in the top set.
             top = 1 if direction == "add" else len(undecided) - 1
-            last = training.run(top, direction, self.applied_rule)[-1]
+            last = training.run(top, direction, self.rule if self.early_stop else None)[-1]
             training.drop_state()
             return Round(
                 scores={layer: last.scores[layer] for layer in undecided},

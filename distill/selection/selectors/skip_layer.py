@@ -1,12 +1,11 @@
 """Selectors that skip one layer of the teacher at a time (KL-guided selection, section 4.2 and Table 3)."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Collection, Iterable
+from copy import copy, deepcopy
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from evalsuite.distill.selection.layer_sets import top_layers
 from evalsuite.distill.selection.result import SelectionResult
 from evalsuite.distill.selection.selector import KL_GUIDED, SELECTORS, Requirement, Selector
 from evalsuite.foundation import content_hash
@@ -15,26 +14,25 @@ from evalsuite.foundation.strict import Seed
 if TYPE_CHECKING:
     from evalsuite.distill.selection.context import SelectionContext
     from evalsuite.distill.selection.tasks import QuestionSet
+    from evalsuite.models import StudentForCausalLM
 
 MIN_TEACHER_ACCURACY = 0.1
 """Below this accuracy of the unmodified teacher, accuracy drops are uninformative."""
+WHEN_SKIPPED = " when the layer is skipped"
 
 
-@contextmanager
-def skip_layer(model: Any, layer: int) -> Iterator[None]:
-    """Replace the output of the mixer of `layer` by zeros: an identity residual connection (Table 3).
-
-    The mixer still runs, so that caches are filled as usual.
-    """
-
-    def zero_output(module: Any, inputs: Any, output: tuple[Any, ...]) -> tuple[Any, ...]:
-        return (output[0].new_zeros(output[0].shape), *output[1:])
-
-    hook = model.model.layers[layer].self_attn.register_forward_hook(zero_output)
-    try:
-        yield
-    finally:
-        hook.remove()
+def without_layers(model: "StudentForCausalLM", layers: Iterable[int]) -> "StudentForCausalLM":
+    """`model` with output projections of zeros in the mixers of `layers`: identity residual connections
+    (Table 3)."""
+    blocks = {}
+    for layer in layers:
+        block = model.model.layers[layer]
+        mixer, projection = copy(block.self_attn), deepcopy(block.self_attn.o_proj)
+        for parameter in projection.parameters():
+            parameter.data.zero_()
+        mixer._modules = {**mixer._modules, "o_proj": projection}
+        blocks[layer] = block.with_mixer(mixer)
+    return model.with_blocks(blocks)
 
 
 class SyntheticTask(Selector):
@@ -52,53 +50,45 @@ class SyntheticTask(Selector):
     seed: Seed = 0
     """Seed of the questions."""
 
-    @property
-    def pairs(self) -> int:
-        """Key-value pairs of each question; 0 for tasks without pairs."""
-        return 0
-
     def select(self, context: "SelectionContext", k: int) -> SelectionResult:
+        from evalsuite.distill.selection.measured_sets import MeasuredSets
         from evalsuite.distill.selection.tasks import QuestionSet, draw_questions
 
-        task = self.name
-        questions = draw_questions(task, count=self.num_examples, seed=self.seed, pairs=self.pairs)
+        task, pairs = self.name, getattr(self, "num_pairs", 0)
+        questions = draw_questions(task, count=self.num_examples, seed=self.seed, pairs=pairs)
         question_set = QuestionSet(questions, context.tokenizer, context.device, context.max_length)
         drawn = content_hash([[each.prompt, each.answer] for each in questions])
-        about = {"task": task, "examples": self.num_examples, "questions": drawn}
-        progress_log = context.progress_log(f"skip-layer-{task}", about)
-        found = {row["layer"]: row for row in progress_log.rows}
-        for layer in (None, *range(context.layers)):
-            if layer in found:
-                continue
-            if layer is None:
-                row = _measure(context, question_set)
-            else:
-                with skip_layer(context.teacher, layer):
-                    row = _measure(context, question_set)
-            found[layer] = {"layer": layer, **row}
-            progress_log.append(found[layer])
-        baseline, without = found[None], [found[layer] for layer in range(context.layers)]
+        every = frozenset(range(context.layers))
+
+        def measure(layers: Collection[int]) -> tuple[float, float]:
+            model = without_layers(context.teacher, every.difference(layers))
+            found = question_set.evaluate(model)
+            if questions[0].any_order:
+                return _unordered_accuracy(context, model, question_set), found.mean_logprob
+            return found.accuracy, found.mean_logprob
+
+        measured = MeasuredSets(
+            context,
+            f"skip-layer-{task}",
+            {"task": task, "num_examples": self.num_examples, "questions": drawn},
+            ("accuracy", "mean_logprob"),
+            measure,
+            unit="layer",
+        )
+        baseline, *without = measured.all([every, *(every - {layer} for layer in sorted(every))], task)
         accuracy = [baseline["accuracy"] - row["accuracy"] for row in without]
         logprobs = [baseline["mean_logprob"] - row["mean_logprob"] for row in without]
-        informative = baseline["accuracy"] >= MIN_TEACHER_ACCURACY
+        scores, what = accuracy, f"accuracy drop on {task}{WHEN_SKIPPED}"
         notes: tuple[str, ...] = ()
-        if not informative:
+        if baseline["accuracy"] < MIN_TEACHER_ACCURACY:
+            scores = logprobs
+            what = f"drop in log-probability of {task} answers{WHEN_SKIPPED}, nats per token"
             notes = (
                 f"the teacher answers {baseline['accuracy']:.1%} of {task}: layers are scored by the "
                 "log-probability of the answers instead of accuracy",
             )
-        scores = accuracy if informative else logprobs
-        return SelectionResult(
-            layers=top_layers(scores, k, ties=logprobs),
-            scores=tuple(scores),
-            measure=(
-                f"accuracy drop on {task} when the layer is skipped"
-                if informative
-                else f"drop in log-probability of {task} answers when the layer is skipped, nats per token"
-            ),
-            notes=notes,
-            details={"teacher": baseline, "skipped": without, "questions": self.num_examples},
-        )
+        details = {"teacher": baseline, "skipped": without, "questions": self.num_examples}
+        return SelectionResult.of_scores(scores, k, ties=logprobs, measure=what, notes=notes, details=details)
 
 
 @SELECTORS.register("kv")
@@ -108,22 +98,14 @@ class KeyValueLookup(SyntheticTask):
     num_pairs: int = Field(default=40, gt=4, le=80)
     """Key-value pairs of each question; `ar` and `ar_mh` have 24 at most."""
 
-    @property
-    def pairs(self) -> int:
-        return self.num_pairs
-
 
 @SELECTORS.register("ar")
 class SumOfValues(KeyValueLookup):
     """Accuracy drop when a layer is skipped: add the values of three keys."""
 
-    @property
-    def pairs(self) -> int:
-        return min(self.num_pairs, 24)
-
 
 @SELECTORS.register("ar_mh")
-class SumOfAliases(SumOfValues):
+class SumOfAliases(KeyValueLookup):
     """Accuracy drop when a layer is skipped: add the values of three keys, some defined by other keys."""
 
 
@@ -137,27 +119,16 @@ class CommonWords(SyntheticTask):
     """Accuracy drop when a layer is skipped: list the most frequent words."""
 
 
-def _measure(context: "SelectionContext", question_set: "QuestionSet") -> dict[str, Any]:
-    scores = question_set.evaluate(context.teacher)
-    accuracy = scores.accuracy
-    if question_set.questions[0].any_order:
-        accuracy = _unordered_accuracy(context, question_set)
-    return {"accuracy": accuracy, "mean_logprob": scores.mean_logprob}
-
-
-def _unordered_accuracy(context: "SelectionContext", question_set: "QuestionSet") -> float:
+def _unordered_accuracy(
+    context: "SelectionContext", model: "StudentForCausalLM", question_set: "QuestionSet"
+) -> float:
     """Share of questions whose greedy answer has exactly the expected words, in any order."""
     from evalsuite.models.checkpoints.load import Checkpoint
     from evalsuite.models.inference import GenerateRequest, SamplingParams
     from evalsuite.models.inference.torch.engine import TorchEngine
 
-    checkpoint = Checkpoint(
-        context.info.label,
-        str(context.recipe.teacher),
-        context.teacher,
-        context.tokenizer,
-        context.teacher_id,
-    )
+    info = context.info
+    checkpoint = Checkpoint(info.label, info.path, model, context.tokenizer, info.weights_id)
     sampling = SamplingParams(max_new_tokens=2 * max(question_set.answer_tokens) + 2, stop=("\n",))
     requests = [GenerateRequest(prompt=prompt, sampling=sampling) for prompt in question_set.prompts]
     right = 0
@@ -166,47 +137,41 @@ def _unordered_accuracy(context: "SelectionContext", question_set: "QuestionSet"
     return right / len(requests)
 
 
-@SELECTORS.register("act_mse")
-class ActivationChange(Selector):
-    """Mean squared change of the final hidden states when a layer is skipped."""
+class TextChange(Selector):
+    """Change on held-out text when a layer is skipped."""
 
     source: ClassVar[str] = f"{KL_GUIDED}, section 4.2 (3), Table 3"
     requires: ClassVar[Requirement] = "teacher"
+
+
+@SELECTORS.register("act_mse")
+class ActivationChange(TextChange):
+    """Mean squared change of the final hidden states when a layer is skipped."""
 
     def select(self, context: "SelectionContext", k: int) -> SelectionResult:
         text = context.held_out
         baseline = text.final_hidden(context.teacher)
         scores = []
         for layer in range(context.layers):
-            with skip_layer(context.teacher, layer):
-                changed = text.final_hidden(context.teacher)
+            changed = text.final_hidden(without_layers(context.teacher, [layer]))
             squared = sum((a - b).square().sum().item() for a, b in zip(changed, baseline, strict=True))
             scores.append(squared / sum(states.numel() for states in baseline))
-        return SelectionResult(
-            layers=top_layers(scores, k),
-            scores=tuple(scores),
-            measure="mean squared change of the final hidden states when the layer is skipped",
-            details={"held_out_tokens": text.num_tokens},
-        )
+        measure = f"mean squared change of the final hidden states{WHEN_SKIPPED}"
+        details = {"held_out_tokens": text.num_tokens}
+        return SelectionResult.of_scores(scores, k, measure=measure, details=details)
 
 
 @SELECTORS.register("lm_ppl")
-class PerplexityChange(Selector):
+class PerplexityChange(TextChange):
     """Increase in perplexity on held-out text when a layer is skipped."""
-
-    source: ClassVar[str] = f"{KL_GUIDED}, section 4.2 (3), Table 3"
-    requires: ClassVar[Requirement] = "teacher"
 
     def select(self, context: "SelectionContext", k: int) -> SelectionResult:
         text = context.held_out
         baseline = text.perplexity(context.teacher)
-        scores = []
-        for layer in range(context.layers):
-            with skip_layer(context.teacher, layer):
-                scores.append(text.perplexity(context.teacher) - baseline)
-        return SelectionResult(
-            layers=top_layers(scores, k),
-            scores=tuple(scores),
-            measure="increase in perplexity on held-out text when the layer is skipped",
-            details={"perplexity": baseline, "held_out_tokens": text.num_tokens},
-        )
+        scores = [
+            text.perplexity(without_layers(context.teacher, [layer])) - baseline
+            for layer in range(context.layers)
+        ]
+        measure = f"increase in perplexity on held-out text{WHEN_SKIPPED}"
+        details = {"perplexity": baseline, "held_out_tokens": text.num_tokens}
+        return SelectionResult.of_scores(scores, k, measure=measure, details=details)

@@ -65,7 +65,7 @@ class Smart(Selector):
         linear = context.held_out.kl(context.all_linear)
         scores = []
         for layer in range(context.layers):
-            hybrid = with_blocks_of(context.all_linear, context.all_softmax, [layer])
+            hybrid = with_blocks_of(context.all_linear, context.teacher, [layer])
             scores.append(linear - context.held_out.kl(hybrid))
         return SelectionResult(
             layers=smart_layers(scores, k),

@@ -44,7 +44,7 @@ def windowed_recall(context: "SelectionContext", num_examples: int, seed: int) -
     windowed = context.prepare(build_student(context.teacher, "sliding_window", options=options))
 
     def measure(softmax: Collection[int]) -> tuple[float, float]:
-        scores = span_scores(with_blocks_of(windowed, context.all_softmax, softmax), spans)
+        scores = span_scores(with_blocks_of(windowed, context.teacher, softmax), spans)
         return scores.gain.mean(), scores.right.mean()
 
     about = {"held_out": held_out, "num_examples": num_examples, "seed": seed}

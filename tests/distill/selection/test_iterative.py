@@ -57,16 +57,16 @@ def test_stage_2_rounds_train_the_undecided_layers(context, tmp_path, direction,
 def test_stage_1_rounds_measure_the_aligned_student(context, tmp_path):
     context = new_context(context, tmp_path)
     result = selected("ga_s1", context, 2, iterative=True)
-    all_linear = small_selector("ga_s1").training(context).all_linear()
+    all_linear = small_selector("ga_s1").aligned_student(context)
     first, second = (each["layer"] for each in result.details["rounds"])
-    student = with_blocks_of(all_linear, context.all_softmax, [first, second])
+    student = with_blocks_of(all_linear, context.teacher, [first, second])
     distance = context.held_out.hidden_distance(student)
     assert result.details["rounds"][1]["scores"][second] == pytest.approx(-distance, rel=1e-6)
     assert result.cost.student_tokens == 512
     removed = selected("gr_s1", context, iterative=True)
     (kept,) = removed.layers
     gone = [layer for layer in range(3) if layer != kept]
-    student = with_mixers_of(context.all_softmax, all_linear, gone)
+    student = with_mixers_of(context.teacher, all_linear, gone)
     distance = context.held_out.hidden_distance(student)
     last = removed.details["rounds"][-1]
     assert last["scores"][last["layer"]] == pytest.approx(distance, rel=1e-6)

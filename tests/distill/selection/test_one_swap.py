@@ -33,7 +33,7 @@ def selected(name: str, context: SelectionContext, k: int = 1, **options) -> Sel
 
 
 def distillation(context: SelectionContext, direction="add") -> OneSwapTraining:
-    return small_selector("ga_s2").training(context).distillation(context.kd_stage, direction)
+    return small_selector("ga_s2").distillation(context, context.kd_stage, direction)
 
 
 def new_context(context: SelectionContext, folder) -> SelectionContext:
@@ -106,7 +106,7 @@ def test_a_candidate_that_has_diverged_is_not_scored(context, tmp_path, monkeypa
 
 
 def layer_1_restored(context: SelectionContext):
-    return with_blocks_of(context.all_linear, context.all_softmax, [1])
+    return with_blocks_of(context.all_linear, context.teacher, [1])
 
 
 def aligned_from(context: SelectionContext, stage, student):

@@ -12,6 +12,7 @@ from evalsuite.distill.selection import SELECTORS, Selector, load_selector, sele
 from evalsuite.distill.selection.measured_sets import MeasuredSets
 from evalsuite.distill.selection.result import SelectionResult
 from evalsuite.distill.selection.selectors.beam_search import PerplexitySearch
+from evalsuite.distill.selection.tasks import QuestionSet
 from evalsuite.distill.training.builders import resolve_layer_selection
 from evalsuite.foundation import CheckpointError, ConfigError, RunFolderError
 from evalsuite.reports.records.sidecars import Selection
@@ -90,18 +91,16 @@ def test_finished_selection_is_returned_unchanged(run_select, tmp_path, monkeypa
 
 
 def test_interrupted_skip_layer_repeats_no_measurement(recipe, tmp_path, monkeypatch):
-    from evalsuite.distill.selection.selectors import skip_layer
-
-    measured = skip_layer._measure
+    measured = QuestionSet.evaluate
     calls = []
 
-    def counting(context, requested):
+    def counting(self, model):
         calls.append(1)
         if len(calls) == 3:
             raise KeyboardInterrupt
-        return measured(context, requested)
+        return measured(self, model)
 
-    monkeypatch.setattr(skip_layer, "_measure", counting)
+    monkeypatch.setattr(QuestionSet, "evaluate", counting)
     settings = {"budget": 1, "device": "cpu", "quiet": True}
     with pytest.raises(KeyboardInterrupt):
         select(recipe, small_selector("ar"), tmp_path / "a.json", **settings)
@@ -299,7 +298,7 @@ def test_searches_measure_the_teacher_and_swap_attention_only(context, search):
         text.perplexity(context.all_linear), rel=1e-5
     )
     assert result.details["teacher"]["text"] != pytest.approx(result.details["all_linear"]["text"], rel=1e-3)
-    base, donor = context.all_linear, context.all_softmax
+    base, donor = context.all_linear, context.teacher
     swapped = set(result.layers)
     if search == "beam_replace":
         base, donor, swapped = donor, base, set(range(3)) - swapped
