@@ -74,7 +74,9 @@ class EndToEndStage(Stage):
     ) -> "StepLosses":
         from evalsuite.distill.objectives.output_losses import OutputLosses
 
-        return OutputLosses(self, teacher, students, device)
+        teacher = teacher if self.runs_teacher else None
+        concurrent = self.num_concurrent(len(students))
+        return OutputLosses(self.loss_columns, self.columns, teacher, students, concurrent, device)
 
 
 @OBJECTIVES.register("kd")

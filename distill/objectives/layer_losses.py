@@ -1,4 +1,4 @@
-"""Losses of single layers: teacher and students run together, layer by layer.
+"""Losses of single layers: distances, and teacher and students that run together, layer by layer.
 
 The teacher runs once, without gradients. As each of its layers finishes, that layer of every student is run
 on the same input, compared and differentiated. Memory is that of one layer, there is no full student forward,
@@ -7,7 +7,7 @@ teacher's next layer run on parallel streams.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,19 +16,46 @@ from evalsuite.distill.objectives.cuda_streams import SideStreams
 from evalsuite.distill.objectives.forward import hidden_states
 from evalsuite.distill.types import CausalLM, MicroBatch, softmax_layer_indices
 from evalsuite.models.decoder.block import Block, LayerActivations
+from evalsuite.models.ops.hidden_distance import squared_distance
 
 
-class LayerObjective(Protocol):
-    """What a layerwise stage says of its distances (see `LayerwiseStage`)."""
+def l2_distance(student: Tensor, teacher: Tensor, *, squared: bool) -> Tensor:
+    """Sum over tokens of the L2 distance, or its square, between two sequences of vectors.
 
-    @property
-    def target_norm(self) -> Callable[[Tensor], Tensor] | None: ...
+    The squared distance of mixer outputs is that of Eq. 1 of arXiv 2504.14366; the plain distance of block
+    outputs is that of Eq. 3. Means over tokens and layers are left to the caller.
 
-    def target(self, activations: LayerActivations, batch: MicroBatch) -> Tensor: ...
+    Args:
+        student, teacher: [..., D]; computed in fp32 or above.
+        squared: squared L2 norm instead of the L2 norm.
+    """
+    if squared:
+        return squared_distance(student, teacher.detach())
+    dtype = torch.promote_types(student.dtype, torch.float32)
+    distance = (student.to(dtype) - teacher.detach().to(dtype)).square().sum(-1)
+    # The norm has no gradient at 0, which copied weights can reach.
+    return (distance + torch.finfo(dtype).eps).sqrt().sum()
 
-    def distance(
-        self, layer: Block, activations: LayerActivations, target: Tensor, batch: MicroBatch
-    ) -> Tensor: ...
+
+def l2_norm(teacher: Tensor, *, squared: bool) -> Tensor:
+    """Sum over tokens of the L2 norm, or its square: the distance of a student that outputs 0."""
+    norm = teacher.detach().to(torch.promote_types(teacher.dtype, torch.float32)).square().sum(-1)
+    return norm.sum() if squared else norm.sqrt().sum()
+
+
+def matrix_mixing(student: Tensor, teacher: Tensor, *, norm: str = "frobenius") -> Tensor:
+    """Distance of token-mixing matrices [B, H, T, T] ("Empirical Evaluation of Knowledge Distillation from
+    Transformers to Subquadratic Language Models", Eq. 7 and Appendix B).
+
+    frobenius: ‖M_S − M_T‖_F, mean over batch and heads. mse: mean square over the causal half, so that the
+    zeros above the diagonal do not count.
+    """
+    dtype = torch.promote_types(student.dtype, torch.float32)
+    difference = student.to(dtype) - teacher.detach().to(dtype)
+    if norm == "frobenius":
+        return (difference.square().sum((-1, -2)) + torch.finfo(dtype).eps).sqrt().mean()
+    length = difference.shape[-1]
+    return difference.square().sum((-1, -2)).mean() / (length * (length + 1) / 2)
 
 
 class LayerLosses:
@@ -40,12 +67,22 @@ class LayerLosses:
     micro-batch, which keeps gradients in range; `reduce` returns the factors that correct them.
 
     Gradients are those of the sum over layers, since every layer is optimized and clipped separately.
+
+    Args:
+        target, distance, target_norm: see `LayerwiseStage`.
     """
 
     def __init__(
-        self, stage: LayerObjective, teacher: CausalLM, students: Sequence[CausalLM], device: torch.device
+        self,
+        target: Callable[[LayerActivations, MicroBatch], Tensor],
+        distance: Callable[[Block, LayerActivations, Tensor, MicroBatch], Tensor],
+        target_norm: Callable[[Tensor], Tensor] | None,
+        teacher: CausalLM,
+        students: Sequence[CausalLM],
+        device: torch.device,
     ) -> None:
-        self._stage, self._teacher, self._students = stage, teacher, students
+        self._target, self._distance, self._target_norm = target, distance, target_norm
+        self._teacher, self._students = teacher, students
         num_layers = len(students[0].model.layers)
         self._losses = torch.zeros(len(students), num_layers, device=device)
         self._first_norms = torch.zeros(num_layers, device=device)
@@ -61,23 +98,22 @@ class LayerLosses:
     def backward(self, batch: MicroBatch, num_loss_tokens: int) -> None:
         if batch.loss_indices is not None and batch.loss_indices.numel() == 0:
             return
-        stage = self._stage
         streams = SideStreams(len(self._students), batch.input_ids.device)
 
         def compare(layer: int, activations: LayerActivations) -> None:
             if not any(layer in replaced for replaced in self._replaced):
                 return
-            target = stage.target(activations, batch)
+            target = self._target(activations, batch)
             divisor: Any = num_loss_tokens
-            if stage.target_norm is not None:
-                divisor = self._add_norm(layer, stage.target_norm(target))
+            if self._target_norm is not None:
+                divisor = self._add_norm(layer, self._target_norm(target))
             streams.join(activations, target, divisor)
             for number, student in enumerate(self._students):
                 if layer not in self._replaced[number]:
                     continue
                 with streams.fork(number), torch.enable_grad():
                     block = student.model.layers[layer]
-                    loss = stage.distance(block, activations, target, batch) / divisor
+                    loss = self._distance(block, activations, target, batch) / divisor
                     loss.backward()
                     self._losses[number, layer] += loss.detach()
 
@@ -94,7 +130,7 @@ class LayerLosses:
 
     def reduce(self, all_reduce: Callable[[Tensor], None]) -> tuple[Tensor, Tensor | None]:
         """Losses [students, 1] are means over the replaced layers."""
-        if self._stage.target_norm is None:
+        if self._target_norm is None:
             return self._mean(self._losses), None
         norms = self._norms.clone()
         all_reduce(norms)

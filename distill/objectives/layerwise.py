@@ -68,7 +68,7 @@ class LayerwiseStage(Stage):
         from evalsuite.distill.objectives.layer_losses import LayerLosses
 
         assert teacher is not None
-        return LayerLosses(self, teacher, students, device)
+        return LayerLosses(self.target, self.distance, self.target_norm, teacher, students, device)
 
     @property
     def trainable_sets(self) -> tuple[str, ...]:
@@ -109,7 +109,7 @@ class HiddenDistanceStage(LayerwiseStage):
         """Sum of the (squared) L2 norms, if it is to normalize."""
         if not self.alignment_loss.normalize_by_teacher:
             return None
-        from evalsuite.distill.objectives.hidden_states import l2_norm
+        from evalsuite.distill.objectives.layer_losses import l2_norm
 
         return partial(l2_norm, squared=self.squared)
 
@@ -138,7 +138,7 @@ class HiddenDistanceStage(LayerwiseStage):
         self, layer: "Block", activations: "LayerActivations", target: "Tensor", batch: "MicroBatch"
     ) -> "Tensor":
         """Sum of the (squared) L2 distances."""
-        from evalsuite.distill.objectives.hidden_states import l2_distance
+        from evalsuite.distill.objectives.layer_losses import l2_distance
 
         if self.compares_blocks:
             # The block's own norm before the mixer has gradients if whole blocks train.
@@ -215,7 +215,7 @@ class MatrixMixing(LayerwiseStage):
         The means over heads are compared if the student has another number of heads, for which the paper
         states no rule.
         """
-        from evalsuite.distill.objectives.hidden_states import matrix_mixing
+        from evalsuite.distill.objectives.layer_losses import matrix_mixing
 
         matrix, _ = layer.self_attn.attention_matrix(activations.input, activations.position_embeddings)
         if matrix.shape[1] != target.shape[1]:

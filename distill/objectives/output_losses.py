@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -47,35 +46,28 @@ class LossTokens:
         )
 
 
-class OutputObjective(Protocol):
-    """What an end-to-end stage says of its loss (see `EndToEndStage`)."""
-
-    columns: ClassVar[tuple[str, ...]]
-
-    @property
-    def runs_teacher(self) -> bool: ...
-
-    def num_concurrent(self, students: int) -> int: ...
-
-    def loss_columns(self, tokens: LossTokens) -> Sequence[Tensor]: ...
-
-
 class OutputLosses:
     """`StepLosses` of an end-to-end stage: every student runs once, the teacher at most once for all.
 
-    During CUDA graph capture the teacher has a stream, and so have `Stage.num_concurrent` students.
+    During CUDA graph capture the teacher has a stream, and so have `concurrent` students.
+
+    Args:
+        loss_columns, columns: see `EndToEndStage`.
+        teacher: None if the loss does not depend on it.
     """
 
     def __init__(
         self,
-        stage: OutputObjective,
+        loss_columns: Callable[[LossTokens], Sequence[Tensor]],
+        columns: Sequence[str],
         teacher: CausalLM | None,
         students: Sequence[CausalLM],
+        concurrent: int,
         device: torch.device,
     ) -> None:
-        self._stage, self._students = stage, students
-        self._teacher = teacher if stage.runs_teacher else None
-        self._losses = torch.zeros(len(students), len(stage.columns), device=device)
+        self._loss_columns, self._concurrent = loss_columns, concurrent
+        self._teacher, self._students = teacher, students
+        self._losses = torch.zeros(len(students), len(columns), device=device)
 
     def zero(self) -> None:
         """Begin a step."""
@@ -84,8 +76,7 @@ class OutputLosses:
     def backward(self, batch: MicroBatch, num_loss_tokens: int) -> None:
         """A loss token has its weight over `num_loss_tokens`."""
         teacher_hidden = teacher_head = None
-        concurrent = self._stage.num_concurrent(len(self._students))
-        streams = SideStreams(1 + concurrent, batch.input_ids.device)
+        streams = SideStreams(1 + self._concurrent, batch.input_ids.device)
         if self._teacher is not None:
             with torch.no_grad(), streams.fork(TEACHER_STREAM):
                 teacher_hidden = batch.select(hidden_states(self._teacher, batch))
@@ -99,13 +90,12 @@ class OutputLosses:
         def loss(hidden: Tensor, head: LanguageModelHead) -> Sequence[Tensor]:
             selected = batch.select(hidden)
             streams.wait(TEACHER_STREAM)
-            return self._stage.loss_columns(
-                LossTokens(selected, head, labels, weights, teacher_hidden, teacher_head)
-            )
+            tokens = LossTokens(selected, head, labels, weights, teacher_hidden, teacher_head)
+            return self._loss_columns(tokens)
 
         rows = []
         for number, student in enumerate(self._students):
-            with streams.fork(1 + number % concurrent):
+            with streams.fork(1 + number % self._concurrent):
                 columns = read_out(student, batch, loss)
                 columns[0].backward()
                 rows.append(torch.stack([column.detach() for column in columns]))

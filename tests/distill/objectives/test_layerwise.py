@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from evalsuite.distill.objectives.layer_losses import LayerLosses
 from evalsuite.distill.objectives.layerwise import MatrixMixing
 from evalsuite.distill.recipe.stage import Stage
 from evalsuite.distill.training.distributed import ProcessGroup
@@ -21,7 +20,7 @@ def batch_of(small_recipe, stage, tokenizer, objective="attention_output", **cha
 
 def losses_of(teacher, students, batch, stage):
     """Losses [students] of one micro-batch; gradients are accumulated in the students."""
-    losses = LayerLosses(stage, teacher, students, batch.input_ids.device)
+    losses = stage.start(teacher, students, batch.input_ids.device)
     masked = batch.loss_indices is not None
     losses.backward(batch, batch.loss_indices.numel() if masked else batch.input_ids.numel())
     return losses.reduce(ProcessGroup("cpu").all_reduce)[0][:, 0]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from evalsuite.distill.objectives.hidden_states import l2_distance, l2_norm, matrix_mixing
+from evalsuite.distill.objectives.layer_losses import l2_distance, l2_norm, matrix_mixing
 
 
 def test_the_squared_distance_sums_the_squared_norms_of_equation_1():
