@@ -51,9 +51,7 @@ class Group:
     `is_last`: no documents follow in this epoch.
     """
 
-    epoch: int
-    shard: int
-    position: Position
+    shard: Shard
     number: int
     examples: list[Example]
     is_last: bool
@@ -140,14 +138,8 @@ class SourceDocuments:
             for number in range(first, num_groups):
                 end = min(len(examples), (number + 1) * GROUP_SIZE)
                 members = examples[number * GROUP_SIZE : end]
-                yield Group(
-                    shard.epoch,
-                    shard.number,
-                    shard.position,
-                    number,
-                    members[share.rank :: share.world_size],
-                    shard.following is None and number == num_groups - 1,
-                )
+                is_last = shard.following is None and number == num_groups - 1
+                yield Group(shard, number, members[share.rank :: share.world_size], is_last)
                 num_read = len(examples) - end + sum(len(each.examples) for each in ahead)
                 while num_read + num_partial < self._shard_size:
                     found = next(shards, None)

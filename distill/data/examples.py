@@ -30,6 +30,14 @@ class Example:
         """The concatenated segments."""
         return "".join(text for text, _ in self.segments)
 
+    @property
+    def first_turn(self) -> tuple[str, str]:
+        """The text before the first completion segment, and this segment; both empty if there is none."""
+        for number, (text, is_completion) in enumerate(self.segments):
+            if is_completion:
+                return "".join(before for before, _ in self.segments[:number]), text
+        return "", ""
+
 
 def parse_row(
     row: dict[str, Any], source: TableSourceConfig, render: Render | None, end_tokens: tuple[str, ...] = ()

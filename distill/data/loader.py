@@ -3,13 +3,13 @@
 import queue
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from evalsuite.distill.data.documents import Share, SourceDocuments
 from evalsuite.distill.data.mixture import interleave, pack_source, start_of_stage
@@ -24,30 +24,27 @@ from evalsuite.distill.types import GlobalBatch, MicroBatch
 from evalsuite.foundation import ConfigError, DataError
 
 
-def collate(
-    sequences: Sequence[PackedSequence],
-    *,
-    packed: bool,
-    weights: Sequence[NDArray[np.float32]] | None = None,
-) -> MicroBatch:
-    """Stack sequences; `packed` adds document boundaries and positions, `weights` those of their labels."""
-    input_ids = torch.from_numpy(np.stack([each.input_ids for each in sequences]).astype(np.int64))
-    labels = torch.from_numpy(np.stack([each.labels for each in sequences]).astype(np.int64))
+def collate(sequences: Sequence[PackedSequence], *, packed: bool) -> MicroBatch:
+    """Stack sequences; `packed` adds document boundaries and positions."""
+    input_ids, labels = (
+        torch.from_numpy(np.stack(rows).astype(np.int64))
+        for rows in ([each.input_ids for each in sequences], [each.labels for each in sequences])
+    )
     loss_mask = np.stack([each.loss_mask for each in sequences])
     loss_indices = None if loss_mask.all() else torch.from_numpy(loss_mask.reshape(-1).nonzero()[0])
-    loss_weights = None if weights is None else torch.from_numpy(np.stack(weights))
+    weights = [each.weights for each in sequences if each.weights is not None]
+    batch = MicroBatch(
+        input_ids, labels, loss_indices, loss_weights=torch.from_numpy(np.stack(weights)) if weights else None
+    )
     if not packed:
-        return MicroBatch(input_ids, labels, loss_indices, loss_weights=loss_weights)
+        return batch
     lengths = np.array([length for each in sequences for length in each.doc_lengths])
     boundaries = np.concatenate([[0], np.cumsum(lengths)])
     positions = np.arange(boundaries[-1]) - np.repeat(boundaries[:-1], lengths)
-    return MicroBatch(
-        input_ids,
-        labels,
-        loss_indices,
-        torch.from_numpy(positions.reshape(len(sequences), -1)),
-        torch.from_numpy(boundaries.astype(np.int32)),
-        loss_weights,
+    return replace(
+        batch,
+        position_ids=torch.from_numpy(positions.reshape(len(sequences), -1)),
+        cu_seqlens=torch.from_numpy(boundaries.astype(np.int32)),
     )
 
 
@@ -157,20 +154,14 @@ class StageDataLoader:
             )
         sequences = [sequence for sequence, _ in drawn]
         num_loss_tokens = int(sum(sequence.loss_mask.sum() for sequence in sequences))
-        # Of the whole step, whose mean they are divided by.
-        weights = None if stage.token_weights is None else step_weights(sequences, stage.token_weights)
-        local_sequences = sequences[self._rank :: self._world_size]
-        local_weights = None if weights is None else weights[self._rank :: self._world_size]
-        packed = stage.packing == "documents"
+        if stage.token_weights is not None:
+            # Of the whole step, whose mean they are divided by.
+            weights = step_weights(sequences, stage.token_weights)
+            sequences = [replace(each, weights=own) for each, own in zip(sequences, weights, strict=True)]
+        local = sequences[self._rank :: self._world_size]
         batches = [
-            collate(
-                local_sequences[start : start + self.micro_batch_size],
-                packed=packed,
-                weights=None
-                if local_weights is None
-                else local_weights[start : start + self.micro_batch_size],
-            )
-            for start in range(0, len(local_sequences), self.micro_batch_size)
+            collate(local[start : start + self.micro_batch_size], packed=stage.packing == "documents")
+            for start in range(0, len(local), self.micro_batch_size)
         ]
         if self._pin_memory:
             batches = [batch.pin_memory() for batch in batches]

@@ -129,7 +129,8 @@ def pack_source(
         mask_prompt=mask_prompt,
     )
     for group, tokenized in groups:
-        at.epoch, at.shard, at.position, at.batch = group.epoch, group.shard, group.position, group.number
+        shard = group.shard
+        at.epoch, at.shard, at.position, at.batch = shard.epoch, shard.number, shard.position, group.number
         at.count_documents(tokenized)
         if at.documents[1] and share.rank == 0:
             documents.warn_without_loss(*at.documents)
@@ -155,14 +156,6 @@ def pack_source(
         at.documents_before = at.documents
 
 
-@dataclass
-class MixtureState:
-    """Number of sequences drawn from each source, and the position in each source."""
-
-    num_drawn: dict[str, int] = field(default_factory=dict)
-    sources: dict[str, dict[str, Any]] = field(default_factory=dict)
-
-
 def interleave(
     sources: dict[str, Iterator[tuple[PackedSequence, dict[str, Any]]]],
     shares: dict[str, float],
@@ -171,15 +164,16 @@ def interleave(
     """Yield sequences of several sources in fixed shares, each with the state after it.
 
     The next sequence comes from the source that is furthest behind its share. The ratio is therefore exact to
-    one sequence at any point, without randomness. Iteration ends with the first source that ends.
+    one sequence at any point, without randomness. Iteration ends with the first source that ends. The state
+    has the number of sequences drawn from each source, and the position in each source.
     """
-    at = MixtureState(**state) if state else MixtureState()
+    num_drawn, positions = ({**(state or {}).get(key, {})} for key in ("num_drawn", "sources"))
     while True:
-        total = sum(at.num_drawn.values()) + 1
-        name = max(shares, key=lambda name: shares[name] * total - at.num_drawn.get(name, 0))
+        total = sum(num_drawn.values()) + 1
+        name = max(shares, key=lambda name: shares[name] * total - num_drawn.get(name, 0))
         sequence, position = next(sources[name], (None, {}))
         if sequence is None:
             return
-        at.num_drawn[name] = at.num_drawn.get(name, 0) + 1
-        at.sources[name] = position
-        yield sequence, {"num_drawn": {**at.num_drawn}, "sources": {**at.sources}}
+        num_drawn[name] = num_drawn.get(name, 0) + 1
+        positions[name] = position
+        yield sequence, {"num_drawn": {**num_drawn}, "sources": {**positions}}

@@ -6,7 +6,7 @@ none.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -35,6 +35,15 @@ class Document:
         """Whether any of its labels is in the loss; the first token is no label."""
         return bool(self.loss_mask[1:].any())
 
+    def at(self, places: "slice | NDArray[np.int64]") -> "Document":
+        """A document of the tokens at these places."""
+        return replace(
+            self,
+            tokens=self.tokens[places],
+            loss_mask=self.loss_mask[places],
+            second_copy=self.second_copy[places],
+        )
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PackedSequence:
@@ -42,6 +51,7 @@ class PackedSequence:
 
     `doc_lengths` sums to `length`; a sequence of a concatenated stream has one entry. `documents`: numbers of
     the documents that the inputs come from. `num_second_copy`: inputs that belong to second copies of chunks.
+    `weights`: those of the labels in the loss, if they differ (see `token_weights`).
     """
 
     input_ids: NDArray[np.int32]
@@ -50,6 +60,7 @@ class PackedSequence:
     doc_lengths: tuple[int, ...]
     documents: tuple[int, ...] = ()
     num_second_copy: int = 0
+    weights: NDArray[np.float32] | None = None
 
 
 def tokenize(
@@ -104,7 +115,7 @@ def repeat_spans(document: Document, chunk_tokens: int, span_tokens: int | None 
     indices = np.concatenate(order or [np.empty(0, dtype=np.int64)])
     sizes = np.diff(boundaries)
     second_copy = np.repeat(np.tile([False, True], len(sizes)), np.repeat(sizes, 2))
-    return Document(document.tokens[indices], document.loss_mask[indices], second_copy, document.number)
+    return replace(document.at(indices), second_copy=second_copy)
 
 
 def _random_boundaries(
@@ -125,28 +136,19 @@ def pack_concat(documents: Sequence[Document], length: int) -> tuple[list[Packed
     """
     if not documents:
         return [], []
-    tokens = np.concatenate([document.tokens for document in documents])
-    loss_mask = np.concatenate([document.loss_mask for document in documents])
-    second_copy = np.concatenate([document.second_copy for document in documents])
+    stream = Document(
+        np.concatenate([document.tokens for document in documents]),
+        np.concatenate([document.loss_mask for document in documents]),
+        np.concatenate([document.second_copy for document in documents]),
+    )
     ends = np.cumsum([len(document.tokens) for document in documents])
+    starts = range(0, len(stream.tokens) - length, length)
     sequences = []
-    start = 0
-    while start + length < len(tokens):
-        inputs, labels = slice(start, start + length), slice(start + 1, start + length + 1)
+    for start in starts:
         first, last = np.searchsorted(ends, [start, start + length - 1], side="right")
-        numbers = _numbers(documents[first : last + 1])
-        sequences.append(
-            PackedSequence(
-                tokens[inputs],
-                tokens[labels],
-                loss_mask[labels],
-                (length,),
-                numbers,
-                int(second_copy[inputs].sum()),
-            )
-        )
-        start += length
-    return sequences, [Document(tokens[start:], loss_mask[start:], second_copy[start:])]
+        piece = stream.at(slice(start, start + length + 1))
+        sequences.append(replace(_join([piece], length, 0), documents=_numbers(documents[first : last + 1])))
+    return sequences, [stream.at(slice(len(starts) * length, None))]
 
 
 def pack_documents(
@@ -178,35 +180,29 @@ def pack_documents(
 
 def _split(document: Document, length: int) -> list[Document]:
     """Pieces of at most `length` positions; consecutive pieces share one token, as in a stream."""
-    return [
-        Document(
-            document.tokens[start : start + length + 1],
-            document.loss_mask[start : start + length + 1],
-            document.second_copy[start : start + length + 1],
-            document.number,
-        )
-        for start in range(0, max(1, len(document.tokens) - 1), length)
-    ]
+    starts = range(0, max(1, len(document.tokens) - 1), length)
+    return [document.at(slice(start, start + length + 1)) for start in starts]
 
 
 def _join(documents: Sequence[Document], length: int, pad_id: int) -> PackedSequence:
-    input_ids = np.full(length, pad_id, dtype=np.int32)
-    labels = np.full(length, pad_id, dtype=np.int32)
-    loss_mask = np.zeros(length, dtype=bool)
-    doc_lengths = []
-    start = 0
-    for document in documents:
-        size = len(document.tokens) - 1
-        input_ids[start : start + size] = document.tokens[:-1]
-        labels[start : start + size] = document.tokens[1:]
-        loss_mask[start : start + size] = document.loss_mask[1:]
-        doc_lengths.append(size)
-        start += size
-    if start < length:
-        doc_lengths.append(length - start)
-    num_second_copy = sum(int(document.second_copy[:-1].sum()) for document in documents)
+    doc_lengths = [len(document.tokens) - 1 for document in documents]
+    padding = length - sum(doc_lengths)
+    rows = (
+        [document.tokens[:-1] for document in documents],
+        [document.tokens[1:] for document in documents],
+        [document.loss_mask[1:] for document in documents],
+    )
+    input_ids, labels, loss_mask = (
+        np.pad(np.concatenate(row), (0, padding), constant_values=value)
+        for row, value in zip(rows, (pad_id, pad_id, False), strict=True)
+    )
     return PackedSequence(
-        input_ids, labels, loss_mask, tuple(doc_lengths), _numbers(documents), num_second_copy
+        input_ids,
+        labels,
+        loss_mask,
+        tuple(size for size in (*doc_lengths, padding) if size),
+        _numbers(documents),
+        sum(int(document.second_copy[:-1].sum()) for document in documents),
     )
 
 

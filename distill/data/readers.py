@@ -6,6 +6,7 @@ that an interrupted run continues with the same rows or is told that they have c
 
 import glob
 import hashlib
+import io
 import os
 import re
 from collections.abc import Collection, Iterator
@@ -26,6 +27,8 @@ from evalsuite.foundation import DataError, MissingDependencyError
 
 CHUNK_ROWS = 256
 """Rows that are read and parsed together."""
+READ_BYTES = 1 << 22
+"""Of a file of lines, at a time."""
 Position = dict[str, Any]
 
 
@@ -135,7 +138,7 @@ class LocalReader:
         for number in range(position["file"], len(self.files)):
             path = self.files[number]
             row = first
-            for rows in _file_chunks(path, first, self._source.columns):
+            for rows in file_chunks(path, first, self._source.columns):
                 yield Chunk(rows, {**position, "file": number, "row": row}, "row", str(path))
                 row += len(rows)
             first = 0
@@ -178,7 +181,7 @@ def _fingerprint(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _file_chunks(path: Path, start: int, columns: Collection[str]) -> Iterator[Any]:
+def file_chunks(path: Path, start: int = 0, columns: Collection[str] = ()) -> Iterator[Any]:
     """Rows of one file from row `start`, in chunks: lines, or Arrow record batches of those columns."""
     try:
         if path.suffix == ".parquet":
@@ -213,19 +216,9 @@ def _line_chunks(path: Path, start: int) -> Iterator[list[bytes]]:
 
     compression = "zstd" if path.suffix == ".zst" else None
     with pyarrow.input_stream(str(path), compression=compression) as raw:
-        lines = islice(_lines(raw), start, None)
+        lines = islice(filter(bytes.strip, io.BufferedReader(raw, READ_BYTES)), start, None)
         while chunk := list(islice(lines, CHUNK_ROWS)):
             yield chunk
-
-
-def _lines(stream: Any) -> Iterator[bytes]:
-    """Non-empty lines of a stream that only supports `read`."""
-    rest = b""
-    while block := stream.read(1 << 22):
-        *lines, rest = (rest + block).split(b"\n")
-        yield from (line for line in lines if line.strip())
-    if rest.strip():
-        yield rest
 
 
 class HubReader:

@@ -10,7 +10,6 @@ from typing import Any, Protocol
 
 import torch
 
-from evalsuite.distill.data.examples import Example
 from evalsuite.distill.data.preparation import read_shuffled
 from evalsuite.distill.recipe.data_sources import DataSourceConfig, ResponsesSourceConfig
 from evalsuite.foundation import ConfigError, DataError, content_hash, write_jsonl
@@ -52,14 +51,11 @@ def generate_responses(
         ConfigError: a responses source without a teacher, or with an unknown prompt source.
         DataError: the prompt source has no prompts, or no response was completed.
     """
-    wanted = {
-        name: source
-        for name, source in sources.items()
-        if name in read and isinstance(source, ResponsesSourceConfig)
-    }
     found = dict(sources)
     checkpoint: Any = None
-    for name, source in wanted.items():
+    for name, source in sources.items():
+        if name not in read or not isinstance(source, ResponsesSourceConfig):
+            continue
         path = out / "responses" / f"{name}.{_key(source, sources, teacher)}.jsonl"
         if not path.exists():
             if teacher is None:
@@ -146,20 +142,10 @@ def _prompts(
         )
     found: dict[str, None] = {}
     for example in read_shuffled(source.prompt_source, origin, tokenizer, seed=source.seed):
-        if prompt := _prompt(example):
+        if prompt := example.first_turn[0]:
             found[prompt] = None
         if len(found) == source.num_prompts:
             break
     if not found:
         raise DataError(f"data source '{name}': '{source.prompt_source}' has no prompts with completions")
     return list(found)
-
-
-def _prompt(example: Example) -> str:
-    """The text before the first completion segment; empty if there is no completion or nothing before it."""
-    before: list[str] = []
-    for text, is_completion in example.segments:
-        if is_completion:
-            return "".join(before)
-        before.append(text)
-    return ""

@@ -1,14 +1,13 @@
 """Overlap of training documents with the documents of benchmarks: 13-grams, and questions with answers."""
 
-import csv
-import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import astuple, dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from evalsuite.distill.data.decontamination.ngrams import NgramIndex, OverlapCount
@@ -33,17 +32,18 @@ class SuiteRows:
 
 @dataclass(slots=True)
 class SourceOverlap:
-    """Training documents of one source that overlap with each benchmark. Arrays: [benchmarks].
+    """Training documents of one source that overlap with benchmarks.
 
-    `ngrams`: share 13 words; `questions`: contain a question; `pairs`: and its answer. `excluded`: number of
-    documents that overlap with any benchmark by either.
+    `counts`: by KINDS and benchmark. `excluded`: documents that overlap with any benchmark in any way.
     """
 
-    ngrams: NDArray[np.int64]
-    questions: NDArray[np.int64]
-    pairs: NDArray[np.int64]
+    counts: NDArray[np.int64]
     documents: int = 0
     excluded: int = 0
+
+
+KINDS = ("shared_ngram", "same_question", "same_question_and_answer")
+"""How a training document overlaps with a benchmark: by 13 words, its question, or that and its answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +96,7 @@ def measure(
     for name, source in sources.items():
         if not as_trained and isinstance(source, TableSourceConfig):
             source = source.model_copy(update={"exclude": None})
-        empty = np.zeros((3, len(benchmarks)), dtype=np.int64)
-        counts = SourceOverlap(empty[0], empty[1], empty[2])
+        counts = found.sources[name] = SourceOverlap(np.zeros((len(KINDS), len(benchmarks)), dtype=np.int64))
         for examples in progress(example_batches(name, source, tokenizer), what=name):
             shared = ngrams.match([example.text for example in examples])
             by_ngram = np.zeros((len(examples), len(benchmarks)), dtype=bool)
@@ -105,12 +104,9 @@ def measure(
             by_question, by_pair = questions.match(map(_prompt_and_completion, examples))
             overlaps = (by_ngram | by_question).any(axis=1)
             found.excluded.update(document_hash(examples[number].text) for number in np.flatnonzero(overlaps))
-            counts.ngrams += by_ngram.sum(axis=0)
-            counts.questions += by_question.sum(axis=0)
-            counts.pairs += by_pair.sum(axis=0)
+            counts.counts += np.stack([by_ngram, by_question, by_pair]).sum(axis=1)
             counts.documents += len(examples)
             counts.excluded += int(overlaps.sum())
-        found.sources[name] = counts
     found.documents.update(ngrams.counts())
     return found
 
@@ -121,7 +117,7 @@ def check(sources: Mapping[str, DataSourceConfig], tokenizer: Any, rows: SuiteRo
     found = measure(sources, tokenizer, rows, as_trained=True)
     for name, counts in found.sources.items():
         if counts.excluded:
-            worst = int(np.argmax(counts.ngrams + counts.questions))
+            worst = int(np.argmax(counts.counts[:2].sum(axis=0)))
             raise DataError(
                 f"{counts.excluded:,} of {counts.documents:,} documents of source '{name}' contain text "
                 "of evaluated documents, most of them of benchmark "
@@ -158,19 +154,9 @@ def write(found: Overlap, out: Path) -> None:
     pairs = [
         [name, benchmark, count.documents, *counts]
         for name, count in found.sources.items()
-        for benchmark, *counts in zip(
-            found.benchmarks, count.ngrams, count.questions, count.pairs, strict=True
-        )
+        for benchmark, counts in zip(found.benchmarks, count.counts.T, strict=True)
     ]
-    columns = [
-        "source",
-        "benchmark",
-        "documents",
-        "shared_ngram",
-        "same_question",
-        "same_question_and_answer",
-    ]
-    _write(out / "overlap-pairs.csv", columns, pairs)
+    _write(out / "overlap-pairs.csv", ["source", "benchmark", "documents", *KINDS], pairs)
     write_text(out / "overlap-exclude.txt", "".join(f"{number:016x}\n" for number in sorted(found.excluded)))
 
 
@@ -179,9 +165,5 @@ def _shares(count: OverlapCount) -> list[Any]:
     return [*astuple(count), f"{share:.4f}"]
 
 
-def _write(path: Path, header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows(rows)
-    write_text(path, text.getvalue())
+def _write(path: Path, header: list[str], rows: list[list[Any]]) -> None:
+    write_text(path, pd.DataFrame(rows, columns=header).to_csv(index=False, lineterminator="\n"))

@@ -1,7 +1,6 @@
 """Write the training questions of the recipe `generator`."""
 
 import argparse
-import io
 import json
 import random
 from collections import Counter
@@ -15,6 +14,7 @@ import pyarrow
 from evalsuite.distill.data import questions as package
 from evalsuite.distill.data.questions import corpora, promptsource
 from evalsuite.distill.data.questions.formats import TrainingQuestion, generated
+from evalsuite.distill.data.readers import file_chunks
 from evalsuite.foundation import DataError, progress
 from evalsuite.foundation.module_entry import run_module
 from evalsuite.tasks.synthetic import english
@@ -90,10 +90,9 @@ def _from_text(
 def _rows(path: Path) -> Iterator[dict[str, Any]]:
     """Rows of a file of JSON lines. Raises DataError if it cannot be read."""
     try:
-        with pyarrow.input_stream(str(path), compression="zstd") as file:
-            for line in io.TextIOWrapper(file, encoding="utf-8"):
-                yield json.loads(line)
-    except (OSError, ValueError) as error:
+        for lines in file_chunks(path):
+            yield from map(json.loads, lines)
+    except ValueError as error:
         raise DataError(f"{path}: cannot be read ({error})") from error
 
 

@@ -51,28 +51,12 @@ _STATEMENTS = [
     )
 ]
 """(statement, the question that its `answer` answers)."""
-_PRONOUNS = {
-    "It",
-    "He",
-    "She",
-    "They",
-    "This",
-    "That",
-    "These",
-    "Those",
-    "There",
-    "We",
-    "You",
-    "I",
-    "What",
-    "Who",
-}
+_PRONOUN = re.compile(r"(?:It|He|She|They|This|That|These|Those|There|We|You|I|What|Who)(?!\S)")
 
 
 def last_words(text: str, origin: str, rng: random.Random) -> Iterator[TrainingQuestion]:
     """Yield passages of a narrative that have the letters of their last word before it, as in LAMBADA."""
-    for sentences in _passages(text, _PASSAGE_WORDS, rng):
-        passage = re.sub(r"\s+", " ", " ".join(sentences)).strip()
+    for passage, _ in _passages(text, _PASSAGE_WORDS, rng):
         match = re.search(r" ([A-Za-z]{3,})[.!?]+[\"”’']?$", passage)
         if match is None or passage.count(match[1]) < 2:
             continue
@@ -81,8 +65,7 @@ def last_words(text: str, origin: str, rng: random.Random) -> Iterator[TrainingQ
 
 def blanks(text: str, origin: str, rng: random.Random) -> Iterator[TrainingQuestion]:
     """Yield passages with a sentence of theirs that lacks a name or number; every other one has options."""
-    for sentences in _passages(text, _READING_WORDS, rng):
-        passage = re.sub(r"\s+", " ", " ".join(sentences)).strip()
+    for passage, sentences in _passages(text, _READING_WORDS, rng):
         spans = list(dict.fromkeys(_NAMES.findall(passage)))
         whole = rng.choice(sentences).strip()
         own = [span for span in spans if whole.count(span) == 1 and passage.count(span) == 1]
@@ -101,13 +84,12 @@ def blanks(text: str, origin: str, rng: random.Random) -> Iterator[TrainingQuest
 
 def statements(text: str, origin: str, rng: random.Random) -> Iterator[TrainingQuestion]:
     """Yield passages with a question about a simple statement in them."""
-    for sentences in _passages(text, _READING_WORDS, rng):
-        passage = re.sub(r"\s+", " ", " ".join(sentences)).strip()
+    for passage, _ in _passages(text, _READING_WORDS, rng):
         found = [
             (question.format(**match.groupdict() | {"subject": _inside(match)}), match["answer"].strip())
             for pattern, question in _STATEMENTS
             for match in pattern.finditer(passage)
-            if _PRONOUNS.isdisjoint(match[0].split()[:1])
+            if not _PRONOUN.match(match[0])
         ]
         if found:
             question, answer = rng.choice(found)
@@ -121,8 +103,9 @@ def _inside(match: re.Match[str]) -> str:
     return f"{article.lower()}{space}{rest}" if article in ("The", "A", "An") else subject
 
 
-def _passages(text: str, words: tuple[int, int], rng: random.Random) -> Iterator[list[str]]:
-    """Non-overlapping runs of whole sentences that have a number of words drawn from `words`."""
+def _passages(text: str, words: tuple[int, int], rng: random.Random) -> Iterator[tuple[str, list[str]]]:
+    """Non-overlapping runs of sentences, each as a text with a number of words drawn from `words`, and as a
+    list."""
     wanted, size = rng.randint(*words), 0
     run: list[str] = []
     for sentence in _SENTENCE.split(text):
@@ -131,5 +114,5 @@ def _passages(text: str, words: tuple[int, int], rng: random.Random) -> Iterator
         if size < wanted:
             continue
         if size <= words[1] + 20 and not any("http" in each for each in run):
-            yield run
+            yield " ".join(" ".join(run).split()), run
         run, size, wanted = [], 0, rng.randint(*words)

@@ -1,5 +1,7 @@
 """Weights of tokens by class, and losses that use them, against explicit weighted means."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -168,8 +170,8 @@ def test_layer_losses_follow_the_weights(teacher, tokenizer, small_recipe, stage
 
 
 def test_collated_weights_travel_with_the_batch():
-    rows = [sequence([1, 2, 3, 4, 1])]
-    batch = collate(rows, packed=True, weights=step_weights(rows, WEIGHTS))
+    row = sequence([1, 2, 3, 4, 1])
+    batch = collate([replace(row, weights=step_weights([row], WEIGHTS)[0])], packed=True)
     copy = batch.clone()
     assert copy.loss_weights.data_ptr() != batch.loss_weights.data_ptr()
     copy.loss_weights.zero_()

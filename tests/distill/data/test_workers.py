@@ -10,7 +10,7 @@ import pytest
 
 from evalsuite.distill.data import documents, loader, readers, workers
 from evalsuite.distill.data.documents import Share
-from evalsuite.distill.data.exchange import decode, encode, interleave_shares
+from evalsuite.distill.data.exchange import interleave_shares
 from evalsuite.distill.data.loader import DataSources, StageDataLoader
 from evalsuite.distill.data.packing import Document
 from evalsuite.distill.data.preparation import Preparation
@@ -157,14 +157,14 @@ def counting(monkeypatch):
 def test_processes_share_tokenization_and_batches(recipe, tokenizer, world_size, counting):
     """Threads stand in for the processes of a run."""
     steps, barrier = 30, threading.Barrier(world_size)
-    posted: list[bytes] = [b""] * world_size
+    posted: list[list[Document]] = [[]] * world_size
     found: list[list] = [[]] * world_size
 
     def run(rank: int) -> None:
         def exchange(own: list[Document]) -> list[Document]:
-            posted[rank] = encode(own)
+            posted[rank] = own
             barrier.wait(60)
-            received = interleave_shares([decode(each) for each in posted])
+            received = interleave_shares(posted)
             barrier.wait(60)
             return received
 

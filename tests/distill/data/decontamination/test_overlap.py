@@ -150,7 +150,7 @@ def test_a_recipe_that_trains_on_an_evaluated_split_is_refused(
     ):
         check(recipe.data, tokenizer, suite)
     found = measure(recipe.data, tokenizer, suite, as_trained=False)
-    assert found.sources["rows"].pairs.tolist() == [20]
+    assert found.sources["rows"].counts.tolist() == [[0], [20], [20]]
     write(found, tmp_path / "out")
     check(
         recipe_of(
