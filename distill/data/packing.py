@@ -8,6 +8,7 @@ none.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -187,19 +188,14 @@ def _split(document: Document, length: int) -> list[Document]:
 def _join(documents: Sequence[Document], length: int, pad_id: int) -> PackedSequence:
     doc_lengths = [len(document.tokens) - 1 for document in documents]
     padding = length - sum(doc_lengths)
-    rows = (
-        [document.tokens[:-1] for document in documents],
-        [document.tokens[1:] for document in documents],
-        [document.loss_mask[1:] for document in documents],
-    )
-    input_ids, labels, loss_mask = (
-        np.pad(np.concatenate(row), (0, padding), constant_values=value)
-        for row, value in zip(rows, (pad_id, pad_id, False), strict=True)
-    )
+
+    def padded(rows: list[NDArray[Any]], value: int) -> NDArray[Any]:
+        return np.pad(np.concatenate(rows), (0, padding), constant_values=value)
+
     return PackedSequence(
-        input_ids,
-        labels,
-        loss_mask,
+        padded([document.tokens[:-1] for document in documents], pad_id),
+        padded([document.tokens[1:] for document in documents], pad_id),
+        padded([document.loss_mask[1:] for document in documents], False),
         tuple(size for size in (*doc_lengths, padding) if size),
         _numbers(documents),
         sum(int(document.second_copy[:-1].sum()) for document in documents),

@@ -215,6 +215,7 @@ class QuestionSet:
             hidden, targets = batch.select(hidden_states(model, batch)), batch.select(batch.labels)
             logits = LanguageModelHead.of(model).logits(hidden).float()
             scores = logits.log_softmax(-1).gather(-1, targets[:, None])[:, 0].double()
+            assert batch.loss_indices is not None
             owners = batch.loss_indices // batch.labels.shape[1]
             empty = torch.zeros(len(group), dtype=torch.float64, device=scores.device)
             sums = empty.index_add(0, owners, scores).tolist()

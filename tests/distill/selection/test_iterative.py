@@ -105,7 +105,7 @@ def test_interrupted_rounds_resume_exactly(context, tmp_path, monkeypatch):
         calls.append(len(self.train_states))
         if calls[-1] == 2 and number == 2:
             raise KeyboardInterrupt
-        step(self, data, number)
+        return step(self, data, number)
 
     with monkeypatch.context() as patch:
         patch.setattr(DistilledCandidates, "step", dies)
@@ -115,7 +115,7 @@ def test_interrupted_rounds_resume_exactly(context, tmp_path, monkeypatch):
 
     def counting(self, data, number):
         counted.append(len(self.train_states))
-        step(self, data, number)
+        return step(self, data, number)
 
     with monkeypatch.context() as patch:
         patch.setattr(DistilledCandidates, "step", counting)
