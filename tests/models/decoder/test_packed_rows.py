@@ -1,8 +1,10 @@
 """Attention within rows of packed sequences equals attention over the full packed sequence."""
 
+import pytest
 import torch
 
 from evalsuite.models import build_student
+from evalsuite.models.decoder import block
 from evalsuite.models.decoder.packing import packed_mask
 from evalsuite.models.mixers import AttentionSpan
 
@@ -46,3 +48,23 @@ def test_packed_sequences_stay_apart_in_eager_attention(make_teacher) -> None:
     row = torch.arange(14)[None]
     packed = student(row, cu_seqlens=torch.tensor([0, 5, 14])).logits
     torch.testing.assert_close(packed[:, 5:], student(row[:, 5:]).logits)
+
+
+@torch.no_grad()
+def test_whole_rows_need_no_mask(make_teacher, monkeypatch) -> None:
+    # transformers makes one while a CUDA graph is captured.
+    student = build_student(
+        make_teacher(), ["softmax", "sliding_window"], options={"sliding_window": {"window": 8}}
+    )
+    row = torch.arange(8)[None]
+    expected = student(row).logits
+
+    def fail(**_: object) -> None:
+        raise AssertionError("made a mask")
+
+    for name in ("create_causal_mask", "create_sliding_window_causal_mask"):
+        monkeypatch.setattr(block, name, fail)
+    assert torch.equal(student(row).logits, expected)
+    for arguments in ({"input_ids": torch.arange(9)[None]}, {"input_ids": row, "attention_mask": row > 0}):
+        with pytest.raises(AssertionError, match="made a mask"):
+            student(**arguments)
