@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-    from evalsuite.distill.objectives.output_losses import LossTokens
+    from evalsuite.distill.objectives.kl_and_cross_entropy import LossTokens
     from evalsuite.models.ops.recurrence import RecurrenceInputs
 
 

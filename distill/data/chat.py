@@ -95,20 +95,16 @@ def read_messages(value: Any, column: str) -> list[dict[str, str]]:
     """
     if value == []:
         raise DataError(f"column '{column}' holds a conversation without messages")
-    if isinstance(value, list):
-        for role, content in (("role", "content"), ("from", "value")):
-            turns = [turn for turn in value if isinstance(turn, dict)]
-            if all(isinstance(turn.get(key), str) for turn in turns for key in (role, content)):
-                if len(turns) < len(value):
-                    break
-                if role == "role":
-                    return turns
-                if unknown := {turn["from"] for turn in turns} - SPEAKERS.keys():
-                    speaker = min(unknown)
-                    raise DataError(
-                        f"column '{column}': unknown speaker '{speaker}'{nearest(speaker, SPEAKERS)}"
-                    )
-                return [{"role": SPEAKERS[turn["from"]], "content": turn["value"]} for turn in turns]
+    turns = value if isinstance(value, list) and all(isinstance(turn, dict) for turn in value) else []
+    for role, content in (("role", "content"), ("from", "value")):
+        if not turns or not all(isinstance(turn.get(key), str) for turn in turns for key in (role, content)):
+            continue
+        if role == "role":
+            return turns
+        if unknown := {turn["from"] for turn in turns} - SPEAKERS.keys():
+            speaker = min(unknown)
+            raise DataError(f"column '{column}': unknown speaker '{speaker}'{nearest(speaker, SPEAKERS)}")
+        return [{"role": SPEAKERS[turn["from"]], "content": turn["value"]} for turn in turns]
     raise DataError(f"column '{column}' is not a list of {{role, content}} or {{from, value}}")
 
 

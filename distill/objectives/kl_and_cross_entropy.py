@@ -7,12 +7,14 @@ backward pass scales the stored gradients. On CUDA, one Triton kernel (`evalsuit
 loss and gradient.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from evalsuite.distill.recipe.config import LossConfig
+from evalsuite.models.decoder.head import LanguageModelHead
 from evalsuite.models.ops.distill_loss import row_losses
 from evalsuite.models.ops.numerics import soft_capped
 
@@ -59,15 +61,11 @@ class _FusedLinearDistillation(torch.autograd.Function):
         ctx: Any,
         hidden: Tensor,
         weight: Tensor,
-        labels: Tensor | None,
-        teacher_hidden: Tensor | None,
-        teacher_weight: Tensor | None,
-        token_weights: Tensor,
+        tokens: "LossTokens",
         config: LossConfig,
         chunk_size: int,
-        soft_cap: float | None,
-        teacher_soft_cap: float | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
+        soft_cap, teacher, teacher_hidden = tokens.head.soft_cap, tokens.teacher_head, tokens.teacher_hidden
         accumulate = torch.promote_types(hidden.dtype, torch.float32)
         autocast = (
             torch.get_autocast_dtype(hidden.device.type)
@@ -76,7 +74,7 @@ class _FusedLinearDistillation(torch.autograd.Function):
         )
         compute = autocast or torch.promote_types(hidden.dtype, weight.dtype)
         head = weight.to(compute)
-        teacher_head = None if teacher_weight is None else teacher_weight.to(compute)
+        teacher_weight = None if teacher is None else teacher.weight.to(compute)
         need_hidden, need_weight = ctx.needs_input_grad[:2]
         grad_hidden = torch.empty_like(hidden) if need_hidden else None
         grad_weight = torch.zeros_like(weight, dtype=accumulate) if need_weight else None
@@ -90,15 +88,15 @@ class _FusedLinearDistillation(torch.autograd.Function):
                 # d cap · tanh(z / cap) / dz; the loss overwrites the logits.
                 slope = None if soft_cap is None else 1 - (logits / soft_cap).square()
                 teacher_logits = None
-                if teacher_head is not None and teacher_hidden is not None:
+                if teacher is not None and teacher_weight is not None and teacher_hidden is not None:
                     teacher_logits = soft_capped(
-                        teacher_hidden[chunk].to(compute) @ teacher_head.T, teacher_soft_cap
+                        teacher_hidden[chunk].to(compute) @ teacher_weight.T, teacher.soft_cap
                     )
                 chunk_ce, chunk_kl, gradient = _loss_and_gradient(
                     logits,
                     teacher_logits,
-                    None if labels is None else _labels_in_ce(labels[chunk], teacher_logits, config),
-                    token_weights[chunk].to(accumulate),
+                    _labels_in_ce(tokens.labels[chunk], teacher_logits, config),
+                    tokens.weights[chunk].to(accumulate),
                     config,
                 )
                 ce += chunk_ce
@@ -122,7 +120,7 @@ class _FusedLinearDistillation(torch.autograd.Function):
             grad_hidden = grad_hidden * grad_loss.to(grad_hidden.dtype)
         if grad_weight is not None:
             grad_weight = grad_weight * grad_loss.to(grad_weight.dtype)
-        return grad_hidden, grad_weight, *[None] * 8
+        return grad_hidden, grad_weight, None, None, None
 
 
 def _labels_in_ce(labels: Tensor, teacher_logits: Tensor | None, config: LossConfig) -> Tensor:
@@ -140,7 +138,7 @@ def _is_default(config: LossConfig) -> bool:
 def _loss_and_gradient(
     logits: Tensor,
     teacher_logits: Tensor | None,
-    labels: Tensor | None,
+    labels: Tensor,
     weights: Tensor,
     config: LossConfig,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -163,63 +161,56 @@ def _loss_and_gradient(
 
 
 def _loss_by_autograd(
-    logits: Tensor, teacher_logits: Tensor, labels: Tensor | None, weights: Tensor, config: LossConfig
+    logits: Tensor, teacher_logits: Tensor, labels: Tensor, weights: Tensor, config: LossConfig
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Reverse KL and top-k, differentiated by autograd: more passes over a chunk, the same memory bound."""
     with torch.enable_grad():
         leaf = logits.detach().requires_grad_()
         kl = (kd_per_token(leaf, teacher_logits, config) * weights).sum()
         ce = logits.new_zeros(())
-        if labels is not None and config.ce:
+        if config.ce:
             chosen = leaf.log_softmax(-1).gather(-1, labels.clamp(min=0)[:, None])[:, 0]
             ce = -(chosen * weights.where(labels >= 0, 0)).sum()
         (gradient,) = torch.autograd.grad(config.ce * ce + config.kl * kl, leaf)
     return ce.detach(), kl.detach(), gradient
 
 
-def fused_linear_distillation(
-    hidden: Tensor,
-    weight: Tensor,
-    *,
-    token_weights: Tensor,
-    config: LossConfig,
-    labels: Tensor | None = None,
-    teacher_hidden: Tensor | None = None,
-    teacher_weight: Tensor | None = None,
-    soft_cap: float | None = None,
-    teacher_soft_cap: float | None = None,
-    chunk_size: int | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """ce · Σ w CE + kl · Σ w KL over tokens, without materializing the logits of all tokens.
+@dataclass(frozen=True, eq=False)
+class LossTokens:
+    """The N loss tokens of a micro-batch, before the language-model head.
 
-    Args:
-        hidden: the student's last hidden states [N, D].
-        weight: the student's language-model head [V, D].
-        token_weights: weight w of each token [N]; 1 / N for a per-token mean.
-        labels: the next token [N]; required if config.ce > 0.
-        teacher_hidden, teacher_weight: [N, Dt] and [V, Dt], without gradient; required if config.kl > 0 or if
-            the cross-entropy is of the tokens that the teacher has right.
-        soft_cap, teacher_soft_cap: soft caps of the two models' logits, cap · tanh(z / cap), if any.
-        chunk_size: tokens per chunk; affects the result by rounding only.
-
-    Returns:
-        The loss (differentiable w.r.t. `hidden` and `weight`), Σ w CE and Σ w KL.
+    hidden, teacher_hidden: last hidden states [N, D]. labels: the next tokens [N]. weights: [N], those of
+    the tokens over the number of loss tokens of the step. The teacher's are None if it does not run; they get
+    no gradient.
     """
-    if chunk_size is None:
-        size = torch.promote_types(hidden.dtype, torch.float32).itemsize
-        chunk_size = max(256, DEFAULT_CHUNK_BYTES // (size * weight.shape[0]))
-        if _is_default(config) and row_losses.applies(hidden, ce=config.ce, temperature=config.temperature):
-            chunk_size = min(TRITON_CHUNK_SIZE, 4 * chunk_size)
-    result: tuple[Tensor, Tensor, Tensor] = _FusedLinearDistillation.apply(
-        hidden,
-        weight,
-        labels,
-        teacher_hidden,
-        teacher_weight,
-        token_weights,
-        config,
-        chunk_size,
-        soft_cap,
-        teacher_soft_cap,
-    )
-    return result
+
+    hidden: Tensor
+    head: LanguageModelHead
+    labels: Tensor
+    weights: Tensor
+    teacher_hidden: Tensor | None
+    teacher_head: LanguageModelHead | None
+
+    def distillation(
+        self, config: LossConfig, *, chunk_size: int | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """ce · Σ w CE + kl · Σ w KL over tokens, without materializing the logits of all tokens.
+
+        Args:
+            config: needs the teacher if its kl > 0 or its cross-entropy is of the tokens that it has right.
+            chunk_size: tokens per chunk; affects the result by rounding only.
+
+        Returns:
+            The loss (differentiable w.r.t. `hidden` and the head's weight), Σ w CE and Σ w KL.
+        """
+        weight = self.head.weight
+        if chunk_size is None:
+            size = torch.promote_types(self.hidden.dtype, torch.float32).itemsize
+            chunk_size = max(256, DEFAULT_CHUNK_BYTES // (size * weight.shape[0]))
+            fused = row_losses.applies(self.hidden, ce=config.ce, temperature=config.temperature)
+            if _is_default(config) and fused:
+                chunk_size = min(TRITON_CHUNK_SIZE, 4 * chunk_size)
+        result: tuple[Tensor, Tensor, Tensor] = _FusedLinearDistillation.apply(
+            self.hidden, weight, self, config, chunk_size
+        )
+        return result

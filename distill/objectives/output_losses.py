@@ -1,49 +1,17 @@
 """Losses of a stage on the last hidden states of teacher and students."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from evalsuite.distill.objectives.cuda_streams import SideStreams
 from evalsuite.distill.objectives.forward import hidden_states, read_out
-from evalsuite.distill.objectives.kl_and_cross_entropy import fused_linear_distillation
-from evalsuite.distill.recipe.config import LossConfig
+from evalsuite.distill.objectives.kl_and_cross_entropy import LossTokens
 from evalsuite.distill.types import CausalLM, MicroBatch
 from evalsuite.models.decoder.head import LanguageModelHead
 
 TEACHER_STREAM = 0
-
-
-@dataclass(frozen=True, eq=False)
-class LossTokens:
-    """The N loss tokens of a micro-batch, before the language-model head.
-
-    hidden, teacher_hidden: last hidden states [N, D]. labels: the next tokens [N]. weights: [N], those of
-    the tokens over the number of loss tokens of the step. The teacher's are None if it does not run.
-    """
-
-    hidden: Tensor
-    head: LanguageModelHead
-    labels: Tensor
-    weights: Tensor
-    teacher_hidden: Tensor | None
-    teacher_head: LanguageModelHead | None
-
-    def distillation(self, config: LossConfig) -> tuple[Tensor, Tensor, Tensor]:
-        """Loss, CE and KL (see `fused_linear_distillation`)."""
-        return fused_linear_distillation(
-            self.hidden,
-            self.head.weight,
-            token_weights=self.weights,
-            config=config,
-            labels=self.labels,
-            teacher_hidden=self.teacher_hidden,
-            teacher_weight=None if self.teacher_head is None else self.teacher_head.weight,
-            soft_cap=self.head.soft_cap,
-            teacher_soft_cap=None if self.teacher_head is None else self.teacher_head.soft_cap,
-        )
 
 
 class OutputLosses:

@@ -136,11 +136,6 @@ class SelectionContext:
         """Mixer of the linear layers during the search."""
         return self.recipe.student.mixers[0]
 
-    @property
-    def teacher_id(self) -> str:
-        """weights_id of the teacher."""
-        return self.info.weights_id
-
     @cached_property
     def training_recipe(self) -> Recipe:
         """The recipe with all sources readable and the held-out documents excluded."""
@@ -226,9 +221,10 @@ class SelectionContext:
                 f"{found.path}: option all_linear needs an all-linear student of this teacher"
             )
         made_from = (found.lineage.get("teacher") or {}).get("weights_id")
-        if made_from not in (None, self.teacher_id):
+        if made_from not in (None, self.info.weights_id):
             raise CheckpointError(
-                f"{found.path} is a student of another teacher (weights {made_from}, not {self.teacher_id})"
+                f"{found.path} is a student of another teacher (weights {made_from}, not "
+                f"{self.info.weights_id})"
             )
         return self.prepare(found.model)
 
@@ -274,7 +270,7 @@ class SelectionContext:
         about = {"recipe": self.recipe.hash, "precision": self.models.precision, **about}
         return ProgressLog(
             self.folder(name, about) / "progress.jsonl",
-            teacher=self.teacher_id,
+            teacher=self.info.weights_id,
             about=about,
             writes=self.process_group.is_main,
         )

@@ -100,10 +100,10 @@ def _finished(out: Path, context: SelectionContext, request: dict[str, Any]) -> 
         raise RunFolderError(
             f"{out} has selection schema {value.get('schema')}, not {SCHEMA}; delete it and select again"
         )
-    if value.get("teacher") != context.teacher_id:
+    if value.get("teacher") != context.info.weights_id:
         raise RunFolderError(
             f"{out} is a selection of another teacher (weights {value.get('teacher')}, not "
-            f"{context.teacher_id}); choose another --out"
+            f"{context.info.weights_id}); choose another --out"
         )
     if value.get("details", {}).get("request") != request:
         raise RunFolderError(
@@ -130,7 +130,7 @@ def _encode(
         "selector": request["selector"],
         "layers": list(result.layers),
         "mixer": context.mixer if selector.requires in ("all_linear", "training") else None,
-        "teacher": context.teacher_id,
+        "teacher": context.info.weights_id,
         "measure": result.measure or "not scored",
         "scores": list(result.scores),
         "history": history,

@@ -15,9 +15,7 @@ from torch import Tensor
 
 from evalsuite.distill.data.loader import DataSources, StageDataLoader
 from evalsuite.distill.objectives.forward import hidden_states, read_out
-from evalsuite.distill.objectives.kl_and_cross_entropy import (
-    fused_linear_distillation,
-)
+from evalsuite.distill.objectives.kl_and_cross_entropy import LossTokens
 from evalsuite.distill.recipe import Recipe
 from evalsuite.distill.recipe.config import LossConfig, ValidationConfig
 from evalsuite.distill.recipe.data_sources import Subset
@@ -218,18 +216,9 @@ class HeldOut:
     ) -> tuple[Tensor, Tensor, Tensor]:
         labels = batch.select(batch.labels)
         teacher_head = None if targets is None else LanguageModelHead.of(self.teacher)
-        return fused_linear_distillation(
-            batch.select(hidden),
-            head.weight,
-            token_weights=torch.ones(labels.shape, device=labels.device),
-            config=config,
-            chunk_size=max(1, MAX_LOGITS // head.weight.shape[0]),
-            labels=labels,
-            teacher_hidden=targets,
-            teacher_weight=None if teacher_head is None else teacher_head.weight,
-            soft_cap=head.soft_cap,
-            teacher_soft_cap=None if teacher_head is None else teacher_head.soft_cap,
-        )
+        weights = torch.ones(labels.shape, device=labels.device)
+        tokens = LossTokens(batch.select(hidden), head, labels, weights, targets, teacher_head)
+        return tokens.distillation(config, chunk_size=max(1, MAX_LOGITS // head.weight.shape[0]))
 
     def kl(self, student: Any) -> float:
         """Held-out KL(teacher ‖ student), nats per token: −I(ℓ) of Eq. 6."""

@@ -127,10 +127,8 @@ def swiglu(peer: str) -> Operation | None:
 def kd_loss(peer: str) -> Operation | None:
     """Heads and KL of knowledge distillation; student states, head, teacher states, head → mean KL."""
     if peer == "ours":
-        from evalsuite.distill.objectives.kl_and_cross_entropy import (
-            fused_linear_distillation,
-        )
         from evalsuite.distill.recipe.config import LossConfig
+        from tests.distill.fused_distillation import fused_linear_distillation
 
         def ours(x: Tensor, head: Tensor, states: Tensor, teacher_head: Tensor) -> list[Tensor]:
             weights = torch.full((len(x),), 1 / len(x), device=x.device)

@@ -6,12 +6,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from evalsuite.distill.objectives.kl_and_cross_entropy import (
-    fused_linear_distillation,
-)
 from evalsuite.distill.recipe.config import LossConfig
 from evalsuite.distill.types import MicroBatch
 from evalsuite.models.ops.dispatch import KernelPolicy, kernel_policy
+from tests.distill.fused_distillation import fused_linear_distillation
 from tests.performance.distill_steps import Bench
 
 BOUNDS = {"layer": 2e-2, "layer's weights": 5e-2, "loss": 1e-2}

@@ -1,6 +1,5 @@
 """`uniform` and `fixed`: sets of layers without measurements."""
 
-from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -65,43 +64,6 @@ class Uniform(Selector):
         return SelectionResult(layers=uniform_layers(context.layers, k))
 
 
-def fixed_layers(layers: int, k: int, *, named: str | None, given: Sequence[int] | None) -> tuple[int, ...]:
-    """Return the published set `named` at this budget, or the list `given`.
-
-    Raises:
-        ConfigError: neither or both, an unknown name, an unpublished budget, a set for another number of
-            layers, or an invalid list.
-    """
-    if (named is None) == (given is None):
-        raise ConfigError(
-            "selector fixed: give a published set (--option set=NAME) or layers (--option layers=[2,5]); "
-            f"sets: {', '.join(published_sets())}"
-        )
-    if named is not None:
-        if named not in published_sets():
-            raise ConfigError(f"selector fixed: unknown set '{named}'{nearest(named, published_sets())}")
-        found = published_sets()[named]
-        if found.layers != layers:
-            raise ConfigError(
-                f"selector fixed: '{named}' is for the {found.layers} layers of {found.teacher}, "
-                f"this teacher has {layers}"
-            )
-        if k not in found.sets:
-            raise ConfigError(
-                f"selector fixed: '{named}' has no set of {k} layers; budgets: "
-                f"{', '.join(map(str, found.sets))}"
-            )
-        return tuple(found.sets[k])
-    assert given is not None
-    layer_set = tuple(sorted(set(given)))
-    invalid = [layer for layer in layer_set if not 0 <= layer < layers]
-    if invalid:
-        raise ConfigError(f"selector fixed: the teacher has layers 0 to {layers - 1}, not {invalid}")
-    if len(layer_set) != k:
-        raise ConfigError(f"selector fixed: {len(layer_set)} different layers for a budget of {k}")
-    return layer_set
-
-
 @SELECTORS.register("fixed")
 class Fixed(Selector):
     """A published set (--option set=NAME) or an explicit list (--option layers=[…])."""
@@ -115,6 +77,40 @@ class Fixed(Selector):
     """Explicit list of layers."""
 
     def select(self, context: "SelectionContext", k: int) -> SelectionResult:
-        layers = fixed_layers(context.layers, k, named=self.set, given=self.layers)
-        source = published_sets()[self.set].source if self.set is not None else "given"
-        return SelectionResult(layers=layers, details={"source": source})
+        """The published set at this budget, or the list.
+
+        Raises:
+            ConfigError: neither or both, an unknown name, an unpublished budget, a set for another number of
+                layers, or an invalid list.
+        """
+        if self.set is not None and self.layers is None:
+            return self._published(self.set, context.layers, k)
+        if self.layers is None or self.set is not None:
+            raise ConfigError(
+                "selector fixed: give a published set (--option set=NAME) or layers (--option layers=[2,5]); "
+                f"sets: {', '.join(published_sets())}"
+            )
+        layers = tuple(sorted(set(self.layers)))
+        if invalid := [layer for layer in layers if not 0 <= layer < context.layers]:
+            raise ConfigError(
+                f"selector fixed: the teacher has layers 0 to {context.layers - 1}, not {invalid}"
+            )
+        if len(layers) != k:
+            raise ConfigError(f"selector fixed: {len(layers)} different layers for a budget of {k}")
+        return SelectionResult(layers=layers, details={"source": "given"})
+
+    def _published(self, name: str, layers: int, k: int) -> SelectionResult:
+        if name not in published_sets():
+            raise ConfigError(f"selector fixed: unknown set '{name}'{nearest(name, published_sets())}")
+        found = published_sets()[name]
+        if found.layers != layers:
+            raise ConfigError(
+                f"selector fixed: '{name}' is for the {found.layers} layers of {found.teacher}, "
+                f"this teacher has {layers}"
+            )
+        if k not in found.sets:
+            raise ConfigError(
+                f"selector fixed: '{name}' has no set of {k} layers; budgets: "
+                f"{', '.join(map(str, found.sets))}"
+            )
+        return SelectionResult(layers=tuple(found.sets[k]), details={"source": found.source})

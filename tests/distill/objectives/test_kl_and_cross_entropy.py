@@ -7,11 +7,9 @@ import torch
 from scipy.special import log_softmax, logsumexp
 from torch.autograd import gradcheck
 
-from evalsuite.distill.objectives.kl_and_cross_entropy import (
-    fused_linear_distillation,
-    kd_per_token,
-)
+from evalsuite.distill.objectives.kl_and_cross_entropy import kd_per_token
 from evalsuite.distill.recipe.config import LossConfig
+from tests.distill.fused_distillation import fused_linear_distillation
 
 N, D, V = 7, 5, 11
 

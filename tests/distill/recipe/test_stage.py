@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor
 
 from evalsuite.distill.objectives.end_to_end import EndToEndStage
-from evalsuite.distill.objectives.output_losses import LossTokens
+from evalsuite.distill.objectives.kl_and_cross_entropy import LossTokens
 from evalsuite.distill.recipe import Recipe, load_recipe
 from evalsuite.distill.recipe.stage import OBJECTIVES
 from evalsuite.distill.training.run_folder import check_run_dir

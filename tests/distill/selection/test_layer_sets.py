@@ -2,6 +2,7 @@
 
 import csv
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -16,9 +17,13 @@ from evalsuite.distill.selection.layer_sets import (
     softmax_budget,
     top_layers,
 )
-from evalsuite.distill.selection.selectors.fixed_sets import fixed_layers, published_sets, uniform_layers
+from evalsuite.distill.selection.selectors.fixed_sets import Fixed, published_sets, uniform_layers
 from evalsuite.distill.selection.selectors.smart import smart_layers
 from evalsuite.foundation import ConfigError
+
+
+def fixed_layers(layers: int, k: int, named: str | None = None, given: list[int] | None = None):
+    return Fixed(set=named, layers=given).select(SimpleNamespace(layers=layers), k).layers
 
 
 @pytest.mark.parametrize(
@@ -119,14 +124,13 @@ def test_published_sets_are_well_formed():
     ],
 )
 def test_invalid_fixed_list_is_refused(changes, message):
-    settings = {"named": None, "given": None, "k": 2, **changes}
     with pytest.raises(ConfigError, match=message):
-        fixed_layers(28, settings.pop("k"), **settings)
+        fixed_layers(28, **{"k": 2, **changes})
 
 
 def test_fixed_list_is_sorted():
-    assert fixed_layers(28, 2, named=None, given=[9, 3]) == (3, 9)
-    assert fixed_layers(36, 3, named="postnas-qwen-3b", given=None) == (17, 20, 32)
+    assert fixed_layers(28, 2, given=[9, 3]) == (3, 9)
+    assert fixed_layers(36, 3, named="postnas-qwen-3b") == (17, 20, 32)
 
 
 def test_smart_reproduces_published_sets():

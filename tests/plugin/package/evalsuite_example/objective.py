@@ -10,7 +10,7 @@ from evalsuite.distill.objectives.end_to_end import EndToEndStage
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from evalsuite.distill.objectives.output_losses import LossTokens
+    from evalsuite.distill.objectives.kl_and_cross_entropy import LossTokens
 
 EVALSUITE_API = 1
 

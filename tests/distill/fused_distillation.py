@@ -1,0 +1,31 @@
+"""The fused loss of tensors, without the head's module."""
+
+from types import SimpleNamespace
+
+import torch
+from torch import Tensor
+
+from evalsuite.distill.objectives.kl_and_cross_entropy import LossTokens
+from evalsuite.distill.recipe.config import LossConfig
+from evalsuite.models.decoder.head import LanguageModelHead
+
+
+def fused_linear_distillation(
+    hidden: Tensor,
+    weight: Tensor,
+    *,
+    token_weights: Tensor,
+    config: LossConfig,
+    teacher_hidden: Tensor,
+    teacher_weight: Tensor,
+    labels: Tensor | None = None,
+    chunk_size: int | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`LossTokens.distillation`; without labels, they are all 0."""
+    head, teacher_head = (
+        LanguageModelHead(SimpleNamespace(weight=each)) for each in (weight, teacher_weight)
+    )
+    if labels is None:
+        labels = torch.zeros(len(hidden), dtype=torch.int64, device=hidden.device)
+    tokens = LossTokens(hidden, head, labels, token_weights, teacher_hidden, teacher_head)
+    return tokens.distillation(config, chunk_size=chunk_size)
