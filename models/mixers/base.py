@@ -395,8 +395,7 @@ class RecurrentMixer(Mixer):
         Args:
             x: input of the output gate [B, T, hidden].
         """
-        out: Tensor = self.o_proj(self.norm_and_gate(mixed, x))
-        return out
+        return self.o_proj(self.norm_and_gate(mixed, x))
 
     def norm_and_gate(self, mixed: Tensor, x: Tensor) -> Tensor:
         """Apply output norm and output gate: [B, T, H, V] → [B, T, H · V]."""

@@ -79,8 +79,7 @@ class ElementwiseProduct(FeatureMap):
         self.layer2 = nn.Linear(head_dim, head_dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.layer1(x) * self.layer2(x)
-        return out
+        return self.layer1(x) * self.layer2(x)
 
 
 class DPFP(FeatureMap):
@@ -140,8 +139,3 @@ FEATURE_MAPS: dict[str, type[FeatureMap]] = {
     "t2r": T2R,
     "hedgehog": HedgehogMap,
 }
-
-
-def make_feature_map(name: FeatureMapName, head_dim: int) -> FeatureMap:
-    """Make the feature map `name` for heads of `head_dim` channels."""
-    return FEATURE_MAPS[name](head_dim)

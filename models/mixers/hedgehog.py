@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers import initialization as init
 
 from evalsuite.models.mixers.base import RecurrentMixer
-from evalsuite.models.mixers.feature_maps import make_feature_map
+from evalsuite.models.mixers.feature_maps import HedgehogMap
 from evalsuite.models.mixers.interface import MIXERS
 from evalsuite.models.mixers.options import MixerOptions
 from evalsuite.models.ops.recurrence import RecurrenceInputs
@@ -42,8 +42,8 @@ class Hedgehog(RecurrentMixer):
 
     def _build_parameters(self) -> None:
         if self.options.shared_feature_map:
-            self.feature_map_q = make_feature_map("hedgehog", self.head_k_dim)
-            self.feature_map_k = make_feature_map("hedgehog", self.head_k_dim)
+            self.feature_map_q = HedgehogMap(self.head_k_dim)
+            self.feature_map_k = HedgehogMap(self.head_k_dim)
             return
         # Feature maps W of queries [0] and keys [1].
         self.feature_proj = nn.Parameter(torch.empty(2, self.num_heads, self.head_k_dim, self.head_k_dim))

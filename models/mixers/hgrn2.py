@@ -60,12 +60,9 @@ class HGRN2(RecurrentMixer):
     options: HGRN2Options
     has_keys = False
 
-    @property
-    def has_decay_bias(self) -> bool:
-        """Whether a bias sets the initial decays; the authors' code has none, so that α starts at about ½."""
-        return self.options.decay_init == "range"
-
     def _build_parameters(self) -> None:
+        # The authors' code has no bias, so that α starts at about ½.
+        self.has_decay_bias = self.options.decay_init == "range"
         if self.has_decay_bias:
             self.f_bias = nn.Parameter(torch.empty(self.num_heads, self.head_k_dim))
         if self.options.learned_lower_bounds:

@@ -101,23 +101,18 @@ def expand_decay_groups(x: Tensor, num_heads: int, group_size: int) -> Tensor:
     return x if group_size == 1 else x.repeat_interleave(group_size, -1)
 
 
-class LowRankLinear(nn.Sequential):
-    """Projection through a bottleneck of `rank` channels; parameter names as in fla."""
-
-    def __init__(self, in_features: int, out_features: int, rank: int, bias: bool) -> None:
-        super().__init__(nn.Linear(in_features, rank, bias=False), nn.Linear(rank, out_features, bias=bias))
-
-
 def make_projection(in_features: int, out_features: int, rank: int, bias: bool = True) -> nn.Module:
-    """Linear layer: full rank if `rank` is 0, else low rank."""
+    """Linear layer: full rank if `rank` is 0, else through a bottleneck, with parameter names as in fla."""
     if rank:
-        return LowRankLinear(in_features, out_features, rank, bias)
+        return nn.Sequential(
+            nn.Linear(in_features, rank, bias=False), nn.Linear(rank, out_features, bias=bias)
+        )
     return nn.Linear(in_features, out_features, bias=bias)
 
 
 def output_layer(projection: nn.Module) -> nn.Linear:
     """The layer of a `make_projection` whose bias is that of the output."""
-    last = projection[1] if isinstance(projection, LowRankLinear) else projection
+    last = projection[1] if isinstance(projection, nn.Sequential) else projection
     assert isinstance(last, nn.Linear)
     return last
 
@@ -145,5 +140,4 @@ class _Divide(torch.autograd.Function):
 
 def divide_by_normalizer(values: Tensor, divisor: Tensor) -> Tensor:
     """values [..., V] / divisor [..., 1]; autograd's own backward needs three more passes over the values."""
-    out: Tensor = _Divide.apply(values, divisor)
-    return out
+    return _Divide.apply(values, divisor)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from evalsuite.foundation import ConfigError
 from evalsuite.models.mixers.base import RecurrentMixer
-from evalsuite.models.mixers.feature_maps import FEATURE_MAPS, FeatureMapName, make_feature_map
+from evalsuite.models.mixers.feature_maps import FEATURE_MAPS, FeatureMapName
 from evalsuite.models.mixers.interface import MIXERS
 from evalsuite.models.mixers.options import MixerOptions
 from evalsuite.models.ops.recurrence import RecurrenceInputs
@@ -58,9 +58,9 @@ class LinearAttention(RecurrentMixer):
 
     def _build_parameters(self) -> None:
         self.uses_normalizer = self.options.normalizer
-        self.feature_map_q = make_feature_map(self.options.feature_map, self.head_k_dim)
+        self.feature_map_q = FEATURE_MAPS[self.options.feature_map](self.head_k_dim)
         if not self.options.tie_feature_map_qk:
-            self.feature_map_k = make_feature_map(self.options.feature_map, self.head_k_dim)
+            self.feature_map_k = FEATURE_MAPS[self.options.feature_map](self.head_k_dim)
 
     def reset_parameters(self) -> None:
         super().reset_parameters()

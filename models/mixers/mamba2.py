@@ -76,8 +76,8 @@ class Mamba2(RecurrentMixer):
     def norm_and_gate(self, mixed: Tensor, x: Tensor) -> Tensor:
         if self.options.norm_before_gate or self.options.output_norm == "none":
             return super().norm_and_gate(mixed, x)
-        out: Tensor = self.o_norm(self.apply_gate(mixed.flatten(2), x).unflatten(-1, (-1, self.head_v_dim)))
-        return out.flatten(2)
+        gated = self.apply_gate(mixed.flatten(2), x).unflatten(-1, (-1, self.head_v_dim))
+        return self.o_norm(gated).flatten(2)
 
     def skip(self, inputs: RecurrenceInputs) -> Tensor | None:
         return self.D if self.options.skip == "learned" else None

@@ -247,8 +247,7 @@ class SoftmaxMixer(Mixer):
         )
         if own is not None:
             own.write(state)
-        out: Tensor = self.o_proj(mixed.flatten(2))
-        return out
+        return self.o_proj(mixed.flatten(2))
 
     def project(
         self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor]

@@ -9,15 +9,6 @@ from evalsuite.foundation import ConfigError
 from evalsuite.models.inits import INITS
 
 
-def normalize_key_proj_as_gate(keys: nn.Linear, name: str) -> Tensor:
-    """Scale a key projection for use as the logits of an input gate: unit rows, bias to match.
-
-    Keys of a trained teacher have magnitudes of tens, which would saturate a sigmoid gate.
-    """
-    length = keys.weight.norm(dim=1).clamp_min(1e-6)
-    return keys.weight / length.unsqueeze(1) if name == "weight" else keys.bias / length
-
-
 def copy_projections(mixer: Any, attention: nn.Module, init: str) -> None:
     """Copy the projections of `init` into a recurrent mixer; QK-norms are copied along with q and k.
 
@@ -35,7 +26,9 @@ def copy_projections(mixer: Any, attention: nn.Module, init: str) -> None:
             if value is None:
                 continue
             if letter == "k" and not mixer.has_keys:
-                value = normalize_key_proj_as_gate(source, name)
+                # Logits of an input gate, which keys of a trained teacher, tens in magnitude, would saturate.
+                length = source.weight.norm(dim=1).clamp_min(1e-6)
+                value = value / (length.unsqueeze(1) if name == "weight" else length)
             if letter in "kv" and mixer.options.expand_kv and shape.num_kv_groups > 1:
                 value = chosen.repeat_kv(value, shape.head_dim, shape.num_kv_groups)
             fitting = value if value.shape == place.shape else widen_heads(mixer, letter, value, place)

@@ -110,7 +110,8 @@ class _Call:
             valid = torch.cat([sinks < self.seen[:, None], window >= self.span.sinks, valid], 1)
         # Pads see everything: a row without any key would be NaN, which spreads in the backward pass.
         visible = self.span.visible(self.positions[:, :, None], places[:, None]) & valid[:, None]
-        return self._mix(queries, keys, values, visible | ~self.real[:, :, None])
+        visible = (visible | ~self.real[:, :, None])[:, None]
+        return mix_values(queries, keys, values, visible, self.scale, self.cap)
 
     def attend_in_blocks(self, queries: Tensor, keys: Tensor, values: Tensor, new: State) -> Tensor:
         """The same in linear time: blocks of `window` queries see their own tokens, those of the block
@@ -140,14 +141,10 @@ class _Call:
         padding = ~pad(self.real, [0, rest]).view(rows, blocks, size, 1)
         visible = self.span.visible(query_places, places) & (places >= 0) | padding
         blocked = pad(queries, [0, 0, 0, rest]).unflatten(2, (blocks, size)).transpose(1, 2).flatten(0, 1)
-        out = self._mix(blocked, band("keys", keys), band("values", values), visible.flatten(0, 1))
+        visible = visible.flatten(0, 1)[:, None]
+        keys, values = band("keys", keys), band("values", values)
+        out = mix_values(blocked, keys, values, visible, self.scale, self.cap)
         return out.unflatten(0, (rows, blocks)).transpose(1, 2).flatten(2, 3)[:, :, :length]
-
-    def _mix(self, q: Tensor, k: Tensor, v: Tensor, visible: Tensor) -> Tensor:
-        """Mix values, where `visible` [B, T, S], with the weights of their keys."""
-        groups = q.shape[1] // k.shape[1]
-        k, v = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1)
-        return mix_values(q, k, v, visible[:, None], self.scale, self.cap)
 
     def _with_stored(self, kind: str, tokens: Tensor) -> Tensor:
         assert self.state is not None
@@ -178,7 +175,9 @@ class _Call:
 
 
 def mix_values(q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: float, cap: float | None) -> Tensor:
-    """Softmax attention [B, H, T, D] where `visible`, with a soft cap of the scores if any."""
+    """Softmax attention [B, H, T, D] where `visible` [B, 1, T, S], with a soft cap of the scores if any."""
+    groups = q.shape[1] // k.shape[1]
+    k, v = (x.repeat_interleave(groups, 1) if groups > 1 else x for x in (k, v))
     if cap is None:
         return scaled_dot_product_attention(q, k, v, attn_mask=visible, scale=scale)
     scores = soft_capped(q @ k.transpose(2, 3) * scale, cap)

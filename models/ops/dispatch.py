@@ -103,8 +103,7 @@ class Op(Generic[P, R]):
         """The function of one of this op's kernels."""
         if (module := self._modules.get(kind)) is None:
             module = self._modules[kind] = _import(getattr(self, kind).module)
-        function: Callable[..., R] = getattr(module, self.__name__)
-        return function
+        return getattr(module, self.__name__)
 
     def has_kernel(self, x: Tensor, *form: Hashable) -> bool:
         """Whether calls on tensors like `x`, in this form, run on the kernel for passes without gradients."""

@@ -1,19 +1,18 @@
 """Cross-entropy and forward KL over the vocabulary, with their gradient."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from evalsuite.models.ops.dispatch import Kernel, op
 
 
-def _applies(*_: Any, ce: float, temperature: float, **__: Any) -> bool:
-    # One softmax serves both losses.
-    return temperature == 1 or ce == 0
-
-
-@op(training=Kernel(module="distill_loss.training", where=_applies))
+# One softmax serves both losses.
+@op(
+    training=Kernel(
+        module="distill_loss.training",
+        where=lambda *_, ce, temperature, **__: temperature == 1 or ce == 0,
+    )
+)
 def row_losses(
     logits: Tensor,
     teacher_logits: Tensor | None,

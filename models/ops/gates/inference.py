@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from evalsuite.models.ops.launch import keep_compiled
-from evalsuite.models.ops.rows import as_rows
+from evalsuite.models.ops.numerics import as_rows
 
 GATES = 1024
 """Gates of one program."""

@@ -10,9 +10,8 @@ import triton.language as tl
 from torch import Tensor
 
 from evalsuite.models.ops.launch import keep_compiled
-from evalsuite.models.ops.numerics import next_power_of_2
+from evalsuite.models.ops.numerics import as_states, next_power_of_2
 from evalsuite.models.ops.recurrence.inputs import RecurrenceInputs
-from evalsuite.models.ops.rows import as_states
 
 VALUES = 32
 """Channels of the values of one program."""

@@ -111,10 +111,7 @@ def inference_kernel_for(decay_shape: DecayShape, *, delta: bool, dtype: torch.d
 
 @functools.cache
 def _function(kernel: Kernel) -> Callable[..., tuple[Tensor, Tensor]]:
-    function: Callable[..., tuple[Tensor, Tensor]] = getattr(
-        importlib.import_module(kernel.module), kernel.name
-    )
-    return function
+    return getattr(importlib.import_module(kernel.module), kernel.name)
 
 
 def run(kernel: Kernel, inputs: RecurrenceInputs) -> tuple[Tensor, Tensor]:

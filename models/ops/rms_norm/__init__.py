@@ -36,18 +36,16 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = No
     return weight.to(hidden.dtype) * exact.to(hidden.dtype), hidden
 
 
-def _trains(x: Tensor, *_: Tensor) -> bool:
-    # fla's kernel autotunes per number of tokens.
-    return x.shape[1] > 1 and torch.is_grad_enabled()
-
-
 def _pairs(draw: Draw) -> Iterator[tuple[Any, ...]]:
     yield draw(2, 3, 80), draw(2, 1, 80)
     yield draw(2, 3, 80), draw(2, 3, 16)
 
 
 @op(
-    training=Kernel(module="rms_norm.training", where=_trains),
+    # fla's kernel autotunes per number of tokens.
+    training=Kernel(
+        module="rms_norm.training", where=lambda x, *_: x.shape[1] > 1 and torch.is_grad_enabled()
+    ),
     inference=Kernel(module="rms_norm.inference", samples=_pairs),
 )
 def l2_norm(*parts: Tensor) -> tuple[Tensor, ...]:

@@ -71,7 +71,7 @@ def _rms_norm_backward_kernel(  # type: ignore[no-untyped-def]
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, residual: Tensor | None, weight: Tensor, eps: float
+        ctx: Any, x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         x = x.contiguous()
         width = x.shape[-1]
@@ -91,7 +91,7 @@ class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, d_out: Tensor | None, d_hidden: Tensor | None) -> Any:
         if d_out is None:
-            return d_hidden, d_hidden if ctx.has_residual else None, None, None
+            return d_hidden, None, None, d_hidden if ctx.has_residual else None
         hidden, weight, scales = ctx.saved_tensors
         width, rows = hidden.shape[-1], scales.numel()
         programs = min(PROGRAMS, rows)
@@ -102,13 +102,11 @@ class _RMSNorm(torch.autograd.Function):
             hidden, weight, scales, d_out, d_out if d_hidden is None else d_hidden.contiguous(), d_x, partial,
             rows, WIDTH=width, BLOCK=triton.next_power_of_2(width), HAS_D_HIDDEN=d_hidden is not None,
         )  # fmt: skip
-        d_weight = partial.sum(0).to(weight.dtype) if ctx.needs_input_grad[2] else None
-        return d_x, d_x if ctx.has_residual else None, d_weight, None
+        d_weight = partial.sum(0).to(weight.dtype) if ctx.needs_input_grad[1] else None
+        return d_x, d_weight, None, d_x if ctx.has_residual else None
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    normed, hidden = _RMSNorm.apply(x, residual, weight, eps)
-    return normed, hidden
+rms_norm = _RMSNorm.apply
 
 
 def l2_norm(*parts: Tensor) -> tuple[Tensor, ...]:

@@ -110,8 +110,7 @@ class ShortConv(torch.autograd.Function):
 
         ctx.save_for_backward(x, weight)
         ctx.silu = silu
-        y: Tensor = causal_conv1d(x, weight, activation="silu" if silu else None)[0]
-        return y
+        return causal_conv1d(x, weight, activation="silu" if silu else None)[0]
 
     @staticmethod
     def backward(ctx: Any, d_y: Tensor) -> Any:

@@ -8,9 +8,8 @@ import triton.language as tl
 from torch import Tensor
 
 from evalsuite.models.ops.launch import keep_compiled
-from evalsuite.models.ops.numerics import next_power_of_2
+from evalsuite.models.ops.numerics import as_rows, as_states, next_power_of_2
 from evalsuite.models.ops.recurrence import OWN, StateAccess
-from evalsuite.models.ops.rows import as_rows, as_states
 
 TOKENS = 32
 """Tokens of one program."""

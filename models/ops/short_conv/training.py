@@ -51,11 +51,7 @@ def _convolve(x: Tensor, weight: Tensor, silu: bool, cu_seqlens: Tensor | None) 
     if weight.shape[1] == 4 and cu_seqlens is None and torch.is_grad_enabled():
         from evalsuite.models.ops.short_conv.backward import ShortConv
 
-        y: Tensor = ShortConv.apply(x, weight, silu)
-        return y
+        return ShortConv.apply(x, weight, silu)
     from fla.modules.causal_conv1d import causal_conv1d
 
-    convolved: Tensor = causal_conv1d(x, weight, activation="silu" if silu else None, cu_seqlens=cu_seqlens)[
-        0
-    ]
-    return convolved
+    return causal_conv1d(x, weight, activation="silu" if silu else None, cu_seqlens=cu_seqlens)[0]

@@ -6,8 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from evalsuite.models.ops.launch import keep_compiled
-from evalsuite.models.ops.numerics import next_power_of_2
-from evalsuite.models.ops.rows import as_rows
+from evalsuite.models.ops.numerics import as_rows, next_power_of_2
 
 ELEMENTS = 2048
 """Elements of one program."""

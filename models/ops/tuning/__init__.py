@@ -56,7 +56,14 @@ class KernelTuning:
         """
         found = self.find(kernel, key, candidates)
         if found is None or not found[1]:
-            self._say_once(kernel)
+            if not self.by_rule:
+                _log.warning(
+                    "kernels: some have no configuration measured for this device and shape and run with "
+                    "one chosen by a rule, which can be slower; `evalsuite distill … --autotune FILE` "
+                    "measures them (first: %s)",
+                    kernel,
+                )
+            self.by_rule.add(kernel)
         first = None if found is None else found[0]
         if first is not None:
             yield first
@@ -73,16 +80,6 @@ class KernelTuning:
                 if octaves <= MAX_OCTAVES:
                     nearest = nearest or match
         return None if nearest is None else (nearest, False)
-
-    def _say_once(self, kernel: str) -> None:
-        if not self.by_rule:
-            _log.warning(
-                "kernels: some have no configuration measured for this device and shape and run with one "
-                "chosen by a rule, which can be slower; `evalsuite distill … --autotune FILE` measures them "
-                "(first: %s)",
-                kernel,
-            )
-        self.by_rule.add(kernel)
 
 
 class CompileNotice:
@@ -188,7 +185,16 @@ def patch(autotuner: Any, failures: tuple[type[Exception], ...]) -> None:
         candidates = self.prune_configs(kwargs)
         kernel = self.base_fn.__name__
         if tuning.target is not None and not tuning.target.has(kernel, named):
-            return _run_timed(self, tuning, key, named, candidates, args, kwargs)
+            if tuning.recording:
+                for config in candidates:
+                    self.fn.run(*args, **kwargs, **config.all_kwargs())
+                return None
+            self._do_bench = self.__dict__["do_bench"] = _bench
+            result = self.run_timed(*args, **kwargs)
+            best, timings = self.cache[key], getattr(self, "configs_timings", {})
+            milliseconds = timings[best][0] if best in timings else None
+            tuning.target.add(kernel, named, config_dict(best), milliseconds)
+            return result
         ordered = list(tuning.in_order(kernel, named, candidates))
         for config in ordered:
             self.cache[key] = config
@@ -203,30 +209,6 @@ def patch(autotuner: Any, failures: tuple[type[Exception], ...]) -> None:
         raise AssertionError("a kernel without candidates")
 
     autotuner.run = run
-
-
-def _run_timed(
-    tuner: Any,
-    tuning: KernelTuning,
-    key: tuple[Any, ...],
-    named: Mapping[str, Any],
-    candidates: Sequence[Any],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-) -> Any:
-    """Time all candidates and add the fastest; while recording, record all of them."""
-    if tuning.recording:
-        for config in candidates:
-            tuner.fn.run(*args, **kwargs, **config.all_kwargs())
-        return None
-    tuner._do_bench = tuner.__dict__["do_bench"] = _bench
-    result = tuner.run_timed(*args, **kwargs)
-    assert tuning.target is not None
-    best = tuner.cache[key]
-    timings = getattr(tuner, "configs_timings", {})
-    milliseconds = timings[best][0] if best in timings else None
-    tuning.target.add(tuner.base_fn.__name__, named, config_dict(best), milliseconds)
-    return result
 
 
 def _bench(call: Callable[[], object], quantiles: Sequence[float]) -> Any:

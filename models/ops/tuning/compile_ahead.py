@@ -6,9 +6,11 @@ compiled in worker processes, and the step then finds them in Triton's cache on 
 """
 
 import hashlib
+import importlib
 import json
 import os
 import queue
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +26,7 @@ from evalsuite.models.ops import tuning
 MAX_WORKERS = 32
 FEW = 8
 """Kernels up to which starting workers, which import torch and fla, takes longer than compiling."""
-WORKER = (sys.executable, "-m", "evalsuite.models.ops.tuning.compile_worker")
+WORKER = (sys.executable, "-m", "evalsuite.models.ops.tuning.compile_ahead")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +98,6 @@ def _markers() -> Path:
 
 def compile_in_threads(launches: Sequence[Launch], *, quiet: bool = False) -> None:
     """Compile a few kernels in this process, showing progress, which is faster than starting workers."""
-    from evalsuite.models.ops.tuning.compile_worker import compile_kernel
-
     _compile(launches, lambda launch: compile_kernel(**asdict(launch)), len(launches), quiet)
 
 
@@ -188,3 +188,36 @@ class CompileWorkers:
 
     def __exit__(self, *_: Any) -> None:
         self.close()
+
+
+def compile_kernel(module: str, name: str, specialization: str, **_: str) -> str:
+    """Compile a kernel into Triton's cache on disk; return the error, "" if there is none."""
+    from triton.runtime.jit import JITFunction
+
+    try:
+        function: Any = importlib.import_module(module)
+        for part in name.split("."):
+            function = getattr(function, part)
+        while not isinstance(function, JITFunction):
+            function = function.fn
+        function.preload(specialization)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def main() -> None:
+    """Answer requests, one per line of stdin, by one line of stdout each, until stdin ends."""
+    # Ctrl-C reaches all processes of a terminal; the parent ends this one.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Compilers print to stdout; answers go to a copy of it.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    import fla.ops  # noqa: F401
+
+    for line in sys.stdin:
+        print(json.dumps(compile_kernel(**json.loads(line))), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()

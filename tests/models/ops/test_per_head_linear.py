@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from evalsuite.models.ops.gates.per_head_linear import PerHeadLinear, project_together
+from evalsuite.models.ops.gates import PerHeadLinear, project_together
 
 
 def draw(num_heads: int, bias: bool) -> tuple[PerHeadLinear, Tensor]:

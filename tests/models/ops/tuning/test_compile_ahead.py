@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from evalsuite.models.ops.tuning import compile_worker
+from evalsuite.models.ops.tuning import compile_ahead
 from evalsuite.models.ops.tuning.compile_ahead import (
     CompileWorkers,
     Launch,
@@ -89,7 +89,7 @@ def test_a_few_kernels_are_compiled_in_threads(monkeypatch: pytest.MonkeyPatch) 
         seen.append(name)
         return "PTXASError: spilled" if name == "bad" else ""
 
-    monkeypatch.setattr(compile_worker, "compile_kernel", compile_kernel)
+    monkeypatch.setattr(compile_ahead, "compile_kernel", compile_kernel)
     wanted = launches("a", "bad", "c")
     compile_in_threads(wanted, quiet=True)
     assert sorted(seen) == ["a", "bad", "c"]
