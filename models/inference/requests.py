@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal, TypeVar
 
 from evalsuite.foundation import ConfigError, content_hash
@@ -128,13 +128,12 @@ class GenerateRequest:
         return None
 
 
+@dataclass(frozen=True, slots=True)
 class _Stored:
-    __slots__ = ()
-
     def to_dict(self) -> dict[str, Any]:
         """Return a JSON-serializable form; floats round-trip exactly."""
-        values = {name: getattr(self, name) for name in self.__slots__}
-        return values if values["error"] else {name: values[name] for name in values if name != "error"}
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if name != "error" or value}
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,10 +75,12 @@ class StaticCacheView:
         self, keys: Tensor, values: Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
         """Write one key and value [R, Hkv, 1, D] per row at its position; return all up to `length`."""
-        stored = self.room(layer_idx)
-        for slots, new in zip(stored, (keys, values), strict=True):
+        layer = self.layers[layer_idx].state
+        # Some rows write behind `length`: those of slots that have ended.
+        for slots, new in ((layer.keys, keys), (layer.values, values)):
+            assert slots is not None
             slots[self._slot_indices, :, self._positions] = new[:, :, 0]
-        return stored
+        return self.room(layer_idx)
 
     def room(self, layer_idx: int, *_: Any) -> tuple[Tensor, Tensor]:
         """Keys and values [R, Hkv, L, D] of a layer up to `length`, as views into the slots."""
