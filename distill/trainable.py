@@ -20,26 +20,11 @@ class Place:
     is_embedding: bool
     is_replaced: bool
     """Whether it is in a layer whose mixer replaces softmax attention."""
-
-    @property
-    def is_attention(self) -> bool:
-        """Whether it is part of softmax attention or of a mixer that replaces it."""
-        return ".self_attn." in self.name
-
-    @property
-    def is_mixer(self) -> bool:
-        """Whether it is part of a mixer that replaces softmax attention."""
-        return self.is_attention and self.is_replaced
-
-    @property
-    def is_softmax(self) -> bool:
-        """Whether it is part of softmax attention."""
-        return self.is_attention and not self.is_replaced
-
-    @property
-    def is_mlp(self) -> bool:
-        """Whether it is part of an MLP."""
-        return ".mlp." in self.name
+    is_mixer: bool
+    """Whether it is part of that mixer."""
+    is_softmax: bool
+    """Whether it is part of softmax attention."""
+    is_mlp: bool
 
 
 @dataclass(frozen=True)
@@ -88,7 +73,15 @@ def places(model: "CausalLM") -> dict[str, Place]:
     for name, parameter in model.named_parameters():
         layer = layer_of(name)
         is_replaced = layer is not None and layer not in softmax
-        found[name] = Place(name, id(parameter) in embeddings, is_replaced)
+        is_attention = ".self_attn." in name
+        found[name] = Place(
+            name,
+            is_embedding=id(parameter) in embeddings,
+            is_replaced=is_replaced,
+            is_mixer=is_attention and is_replaced,
+            is_softmax=is_attention and not is_replaced,
+            is_mlp=".mlp." in name,
+        )
     return found
 
 

@@ -25,59 +25,40 @@ class RowwiseAdamW8bit(AdamW8bit):
 
     def _new_buffer(self, p: Tensor, signed: bool) -> Tensor:
         # A name of torchao's, which it calls for the first step of each parameter.
-        if is_quantized(p):
-            return quantized_zeros(p, signed)
-        return torch.zeros_like(p)
+        if p.ndim < 2 or p[0].numel() % BLOCK or p.numel() < 16 * BLOCK:
+            return torch.zeros_like(p)
+        local = _local(p)
+        zeros = OptimState8bit.zeros(local.shape, signed, BLOCK, local.device, dtype=torch.float32)
+        return _like(p, zeros)
 
     def state_tensors(self, parameter: Tensor) -> dict[str, Tensor]:
-        """Quantized states as codes and scales."""
-        return plain_tensors(self.state[parameter])
+        """The state of a parameter as tensors that can be saved: quantized ones as codes and scales.
+
+        Scales are [rows, blocks], sharded as the codes are.
+        """
+        found: dict[str, Tensor] = {}
+        for name, value in self.state[parameter].items():
+            local = _local(value)
+            if isinstance(local, OptimState8bit):
+                found[name + CODES] = _like(value, local.codes)
+                found[name + SCALE] = _like(value, local.scale.view(local.codes.shape[0], -1))
+            else:
+                found[name] = torch.as_tensor(value)
+        return found
 
     def load_state_tensors(self, parameter: Tensor, tensors: Mapping[str, Tensor]) -> None:
         """The inverse of `state_tensors`."""
-        self.state[parameter] = quantized_state(tensors) | {"step": tensors["step"].cpu()}
+        found = {name: tensor for name, tensor in tensors.items() if not name.endswith((CODES, SCALE))}
+        for name in [name.removesuffix(CODES) for name in tensors if name.endswith(CODES)]:
+            codes, scale = _local(tensors[name + CODES]), _local(tensors[name + SCALE])
+            qmap = OptimState8bit.zeros((BLOCK,), SIGNED[name], BLOCK, codes.device).qmap
+            local = OptimState8bit(codes, scale.reshape(-1), qmap, SIGNED[name], torch.float32)
+            found[name] = _like(tensors[name + CODES], local)
+        self.state[parameter] = found | {"step": tensors["step"].cpu()}
 
 
-def is_quantized(parameter: Tensor) -> bool:
-    """Whether the states of a parameter are stored in 8 bits."""
-    return parameter.ndim >= 2 and parameter[0].numel() % BLOCK == 0 and parameter.numel() >= 16 * BLOCK
-
-
-def quantized_zeros(pattern: Tensor, signed: bool) -> Tensor:
-    """A state of zeros for a parameter, sharded as it is."""
-    local = pattern.to_local() if isinstance(pattern, DTensor) else pattern
-    zeros = OptimState8bit.zeros(local.shape, signed, BLOCK, local.device, dtype=torch.float32)
-    return _like(pattern, zeros)
-
-
-def plain_tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The state of one parameter as tensors that can be saved: quantized ones as codes and scales.
-
-    Scales are [rows, blocks], sharded as the codes are.
-    """
-    found: dict[str, Tensor] = {}
-    for name, value in state.items():
-        local = value.to_local() if isinstance(value, DTensor) else value
-        if not isinstance(local, OptimState8bit):
-            found[name] = torch.as_tensor(value)
-            continue
-        rows = local.codes.shape[0]
-        parts = {CODES: local.codes, SCALE: local.scale.view(rows, -1)}
-        for suffix, part in parts.items():
-            found[name + suffix] = _like(value, part)
-    return found
-
-
-def quantized_state(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The inverse of `plain_tensors`."""
-    found = {name: tensor for name, tensor in tensors.items() if not name.endswith((CODES, SCALE))}
-    for name in [name.removesuffix(CODES) for name in tensors if name.endswith(CODES)]:
-        codes, scale = tensors[name + CODES], tensors[name + SCALE]
-        local_codes, local_scale = (x.to_local() if isinstance(x, DTensor) else x for x in (codes, scale))
-        qmap = OptimState8bit.zeros((BLOCK,), SIGNED[name], BLOCK, local_codes.device).qmap
-        local = OptimState8bit(local_codes, local_scale.reshape(-1), qmap, SIGNED[name], torch.float32)
-        found[name] = _like(codes, local)
-    return found
+def _local(tensor: Any) -> Any:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _like(pattern: Tensor, local: Tensor) -> Tensor:

@@ -11,7 +11,6 @@ import torch
 from evalsuite.distill.recipe import Recipe
 from evalsuite.distill.recipe.config import ArchitectureConfig, SelectionProvenance
 from evalsuite.distill.training.placement import Placement, Sharded, is_sharded
-from evalsuite.distill.training.provenance import chain
 from evalsuite.distill.types import CausalLM
 from evalsuite.foundation import CheckpointError, ConfigError, nearest, parse_json
 from evalsuite.foundation.strict import parse
@@ -25,15 +24,12 @@ class TrainingModels:
     """The frozen teacher, the students by label, and the tokenizer."""
 
     teacher: CausalLM | None
-    teacher_weights_id: str | None
-    teacher_revision: str | None
-    """The teacher's commit, if it comes from the hub."""
+    teacher_lineage: dict[str, Any] | None
+    """The teacher's path, weights_id, commit on the hub and, if it was distilled itself, its `chain`."""
     students: dict[str, CausalLM]
     tokenizer: Any
     ancestors: dict[str, list[dict[str, Any]]]
-    """Student → the checkpoints it continues from, oldest first (see `provenance.chain`)."""
-    teacher_ancestors: list[dict[str, Any]]
-    """The same for a teacher that was distilled itself, which is the last one."""
+    """Student → the checkpoints it continues from (see `chain`)."""
     precision: str
     """`bf16` (a bf16 copy of fp32 master weights runs) or `fp32`."""
 
@@ -41,6 +37,27 @@ class TrainingModels:
     def dtype(self) -> torch.dtype:
         """dtype of the forward and backward passes."""
         return torch.bfloat16 if self.precision == "bf16" else torch.float32
+
+    @property
+    def costs(self) -> tuple[ModelCost | None, list[ModelCost]]:
+        """Those of the teacher and of every student."""
+        teacher = None if self.teacher is None else ModelCost.of(self.teacher.config)
+        return teacher, [ModelCost.of(student.config) for student in self.students.values()]
+
+
+ANCESTOR_FIELDS = (
+    "label", "mixers", "teacher", "recipe", "seed", "selection", "stages", "tokens", "distinct_tokens",
+    "complete",
+)  # fmt: skip
+"""Fields of an ancestor's lineage that its descendants repeat."""
+
+
+def chain(checkpoint: Any) -> list[dict[str, Any]]:
+    """The checkpoints that a checkpoint comes from, oldest first, and itself as the last one."""
+    lineage = checkpoint.lineage
+    summary = {key: lineage[key] for key in ANCESTOR_FIELDS if key in lineage}
+    own = {"path": checkpoint.path, "weights_id": checkpoint.weights_id, **summary}
+    return [*lineage.get("ancestors", []), own]
 
 
 def override_mixers(recipe: Recipe, mixers: Sequence[str] | None) -> Recipe:
@@ -147,42 +164,38 @@ def build_models(
         tokenizer = load_architecture_tokenizer(architecture)
         config = architecture_config(architecture, len(tokenizer), tokenizer)
         placement = place(ModelCost.of(config).num_params)
-        label = recipe.labels[0]
-        model = placement.random(partial(_random_model, architecture, len(tokenizer), tokenizer), recipe.seed)
+        model = placement.random(partial(_random_model, config), recipe.seed)
+        (label,) = recipe.labels
         students = {label: placement.student(model)}
-        return TrainingModels(None, None, None, students, tokenizer, {label: []}, [], precision)
+        return TrainingModels(None, None, students, tokenizer, {label: []}, precision)
     from evalsuite.models.checkpoints.load import count_parameters
 
     first = recipe.teacher or next(iter(recipe.student.initial_checkpoints.values()))
     placement = place(count_parameters(first))
-    loaded = None if recipe.teacher is None else placement.open(recipe.teacher)
-    if loaded is not None:
+    teacher, tokenizer, teacher_lineage = None, None, None
+    if recipe.teacher is not None:
+        loaded = placement.open(recipe.teacher)
         _check_selection(recipe, loaded.weights_id)
-    tokenizer = None if loaded is None else loaded.tokenizer
-    teacher = None if loaded is None else placement.stored(loaded)
+        teacher, tokenizer = placement.stored(loaded), loaded.tokenizer
+        teacher_lineage = {
+            "path": recipe.teacher,
+            "weights_id": loaded.weights_id,
+            "revision": loaded.revision,
+            "ancestors": chain(loaded) if loaded.lineage else [],
+        }
     built: dict[str, Any] = {}
-    ancestors: dict[str, list[dict[str, Any]]] = {}
+    ancestors: dict[str, list[dict[str, Any]]] = {label: [] for label in recipe.labels}
     for label in recipe.labels:
         path = recipe.student.initial_checkpoints.get(label)
-        ancestors[label] = []
         if path is not None:
             checkpoint = placement.open(path)
-            ancestors[label] = chain(path, checkpoint.weights_id, checkpoint.lineage)
-            built[label] = placement.stored(checkpoint)
+            ancestors[label], built[label] = chain(checkpoint), placement.stored(checkpoint)
             tokenizer = tokenizer or checkpoint.tokenizer
         else:
-            assert teacher is not None
             built[label] = _new_student(placement, recipe, label, teacher)
     students = {label: placement.student(model) for label, model in built.items()}
     frozen = None if teacher is None else placement.teacher(teacher, students)
-    weights_id = None if loaded is None else loaded.weights_id
-    teacher_ancestors = []
-    if loaded is not None and loaded.lineage:
-        teacher_ancestors = chain(loaded.path, loaded.weights_id, loaded.lineage)
-    revision = None if loaded is None else loaded.revision
-    return TrainingModels(
-        frozen, weights_id, revision, students, tokenizer, ancestors, teacher_ancestors, precision
-    )
+    return TrainingModels(frozen, teacher_lineage, students, tokenizer, ancestors, precision)
 
 
 def check_recipe(recipe: Recipe) -> Any:
@@ -371,12 +384,11 @@ def load_architecture_tokenizer(architecture: ArchitectureConfig) -> Any:
         ) from error
 
 
-def _random_model(architecture: ArchitectureConfig, vocab_size: int, tokenizer: Any) -> Any:
+def _random_model(config: Any) -> Any:
     from transformers import LlamaForCausalLM
 
     from evalsuite.models.decoder import StudentForCausalLM
 
-    config = architecture_config(architecture, vocab_size, tokenizer)
     return StudentForCausalLM.of_teacher(LlamaForCausalLM(config))
 
 

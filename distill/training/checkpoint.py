@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
 from evalsuite.distill.training.distributed import ProcessGroup, lost_process
-from evalsuite.distill.training.train_state import Progress, SavedTensor, TrainState
+from evalsuite.distill.training.train_state import Progress, TrainState
 from evalsuite.foundation import CheckpointError, RunFolderError, read_json, write_json
 
 STATE_SCHEMA = 6
@@ -65,10 +65,7 @@ class Checkpointer:
 
     @property
     def _current(self) -> Path:
-        return self._path(self._number)
-
-    def _path(self, number: int) -> Path:
-        return state_path(self.folder, number)
+        return state_path(self.folder, self._number)
 
     def progress(self) -> Progress | None:
         """Progress of the last complete state; None without one.
@@ -86,8 +83,7 @@ class Checkpointer:
         Raises:
             CheckpointError: the state is damaged, has another schema, or is that of another model.
         """
-        if self.progress() is None:
-            raise CheckpointError(f"{self.folder}: there is no training state")
+        self.progress()
         reader = _Reader(self._current)
         try:
             saved = saved_tensors(reader.read_metadata())
@@ -109,7 +105,7 @@ class Checkpointer:
             RunFolderError: the state before could not be written.
         """
         self.wait(alone=alone)
-        tensors = {name: tensor.detach() for name, tensor in train_state.state_dict().items()}
+        tensors = train_state.state_dict()
         staged: Any = DefaultStager(StagingOptions(False, False, False, False)).stage(tensors)
         state = {"schema": STATE_SCHEMA, **asdict(train_state.progress)}
         if self._writer is None:
@@ -119,7 +115,7 @@ class Checkpointer:
         self._pending = self._writer.submit(self._write, self._number, staged, state, alone)
 
     def _write(self, number: int, tensors: dict[str, Tensor], state: dict[str, Any], alone: bool) -> None:
-        target, no_dist = self._path(number), alone or self._group is None
+        target, no_dist = state_path(self.folder, number), alone or self._group is None
         writer = dcp.FileSystemWriter(target)
         dcp.save(tensors, storage_writer=writer, process_group=self._group, no_dist=no_dist)
         if self._process_group.is_main:
@@ -246,10 +242,10 @@ def _causes(error: BaseException) -> list[BaseException]:
     return found
 
 
-def saved_tensors(metadata: Metadata) -> dict[str, SavedTensor]:
-    """The tensors of a state, by key."""
+def saved_tensors(metadata: Metadata) -> dict[str, Tensor]:
+    """The tensors of a state by key, without values."""
     return {
-        key: SavedTensor(tuple(entry.size), entry.properties.dtype)
+        key: torch.empty(entry.size, dtype=entry.properties.dtype, device="meta")
         for key, entry in metadata.state_dict_metadata.items()
         if isinstance(entry, TensorStorageMetadata)
     }

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,26 +18,19 @@ SMOOTHING = 0.9
 """Weight of the past in the smoothed loss, an exponential moving average over steps."""
 
 
+@dataclass
 class DivergenceStop:
-    """Raises DivergedError, and saves the batch of that step.
+    """Raises DivergedError, and saves the batch of that step."""
 
-    Args:
-        folder: the run folder.
-        config: None stops at losses and gradients that are not finite only.
-        memory: the smoothed losses and their best values by student; part of the training state, so that a
-            resumed run does not take the losses it resumes with for its best ones.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        stage: Stage,
-        labels: list[str],
-        config: DivergenceConfig | None,
-        memory: dict[str, Any],
-    ) -> None:
-        self._folder, self._stage, self._labels = folder, stage, labels
-        self._config, self._memory = config, memory
+    folder: Path
+    """The run folder."""
+    stage: Stage
+    labels: Sequence[str]
+    config: DivergenceConfig | None
+    """None stops at losses and gradients that are not finite only."""
+    memory: dict[str, Any]
+    """The smoothed losses and their best values by student; part of the training state, so that a resumed
+    run does not take the losses it resumes with for its best ones."""
 
     def check(self, step: Step, rows: Sequence[Mapping[str, float]]) -> None:
         """Check the values of a step, one row per student.
@@ -44,25 +38,24 @@ class DivergenceStop:
         Raises:
             DivergedError: see `DivergenceStop`.
         """
-        for label, row in zip(self._labels, rows, strict=True):
+        for label, row in zip(self.labels, rows, strict=True):
             if invalid := [name for name, value in row.items() if not math.isfinite(value)]:
                 found = {"loss": "the loss is", "grad_norm": "the gradient norm"}
                 found |= {name: name for name in invalid if name not in found}
                 reason = ", ".join(f"{title} {row[name]}" for name, title in found.items())
                 self._stop(step, label, reason)
-        if self._config is not None:
-            for label, row in zip(self._labels, rows, strict=True):
-                self._check(step, label, row["loss"], self._config)
+        if self.config is not None:
+            for label, row in zip(self.labels, rows, strict=True):
+                self._check(step, label, row["loss"], self.config)
 
     def _check(self, step: Step, label: str, loss: float, config: DivergenceConfig) -> None:
-        known = self._memory.get(label, {})
-        # Of an earlier stage, or of a version that remembered all students together.
-        if not isinstance(known, dict) or known.get("stage") != self._stage.name:
-            known = {"stage": self._stage.name, "smoothed": loss, "best": loss, "far": 0}
+        known = self.memory.get(label, {})
+        if known.get("stage") != self.stage.name:
+            known = {"stage": self.stage.name, "smoothed": loss, "best": loss, "far": 0}
         smoothed = SMOOTHING * known["smoothed"] + (1 - SMOOTHING) * loss
         best = min(known["best"], smoothed)
         far = known["far"] + 1 if smoothed > config.factor * best > 0 else 0
-        self._memory[label] = {"stage": self._stage.name, "smoothed": smoothed, "best": best, "far": far}
+        self.memory[label] = {"stage": self.stage.name, "smoothed": smoothed, "best": best, "far": far}
         if far >= config.patience:
             self._stop(
                 step,
@@ -72,7 +65,7 @@ class DivergenceStop:
             )
 
     def _stop(self, step: Step, label: str, reason: str) -> None:
-        path = self._folder / FAILED / f"{self._stage.name}-{step.number}.safetensors"
+        path = self.folder / FAILED / f"{self.stage.name}-{step.number}.safetensors"
         tensors = {
             name: tensor.cpu().contiguous()
             for name in ("input_ids", "labels", "loss_indices", "position_ids", "cu_seqlens")
@@ -80,10 +73,10 @@ class DivergenceStop:
         }
         write_bytes(path, save(tensors))
         advice = (
-            f"The batch was saved to {path}. Reduce 'stage.{self._stage.name}.lr' (now {self._stage.lr:g}) "
+            f"The batch was saved to {path}. Reduce 'stage.{self.stage.name}.lr' (now {self.stage.lr:g}) "
             "or 'max_grad_norm', and start a new run"
         )
-        raise DivergedError(label, self._stage.name, step.number, step.tokens, reason, advice)
+        raise DivergedError(label, self.stage.name, step.number, step.tokens, reason, advice)
 
 
 def record_divergence(out: Path, error: DivergedError) -> None:

@@ -5,7 +5,7 @@ assumptions.
 """
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ from evalsuite.distill.recipe import Recipe
 from evalsuite.distill.recipe.stage import Stage
 from evalsuite.distill.trainable import mixer_names, trainable_names
 from evalsuite.distill.training.builders import (
+    TrainingModels,
     architecture_config,
     load_architecture_tokenizer,
     new_student_config,
@@ -31,8 +32,6 @@ from evalsuite.foundation import ConfigError, nearest
 from evalsuite.foundation.strict_yaml import read_yaml
 from evalsuite.models.decoder.cost import PEAK_FLOPS, ModelCost, count
 
-TrainingCosts = tuple[ModelCost | None, Sequence[ModelCost]]
-"""Those of the teacher and of every student."""
 MODEL_SHAPES = Path(__file__).with_name("model_shapes.yaml")
 CPU_FLOPS_PER_CORE = 3e10
 MFU = {"small": 0.20, "large": 0.32}
@@ -113,18 +112,18 @@ def dry_run(recipe: Recipe, *, mixers: Sequence[str] | None = None, device: str 
         ConfigError: the teacher's configuration is not available offline.
     """
     recipe = resolve_layer_selection(override_mixers(recipe, mixers))
-    costs = recipe_costs(recipe)
-    on_gpu = _on_gpu(device)
+    base, teacher, students = recipe_costs(recipe)
+    on_gpu = torch.cuda.is_available() if device is None else device.startswith("cuda")
     bf16 = recipe.precision == "bf16" or (recipe.precision == "auto" and on_gpu)
-    num_params = costs.base.num_params
+    num_params = base.num_params
     rate = PEAK_FLOPS["H200"] * MFU["small" if num_params < 1e9 else "large"]
     if not on_gpu:
         rate = CPU_FLOPS_PER_CORE * (os.cpu_count() or 1)
     stages = []
     for stage in recipe.stages:
         tokens = stage.steps * stage.tokens_per_step
-        flops = tokens * stage.flops_per_token(costs.teacher, costs.students)
-        memory = stage_memory(costs.teacher, costs.students, stage, bf16=bf16)
+        flops = tokens * stage.flops_per_token(teacher, students)
+        memory = stage_memory(teacher, students, stage, bf16=bf16)
         stages.append(
             StageEstimate(stage.name, stage.objective, tokens, stage.steps, flops, memory, flops / rate)
         )
@@ -181,27 +180,18 @@ def _trained_and_shared(student: ModelCost, trainable_set: str) -> tuple[int, in
     return count(parameters[name] for name in trained), count(parameters[name] for name in shared)
 
 
-@dataclass(frozen=True)
-class RecipeCosts:
-    """The costs of a recipe's models. base: the model that the students come from."""
-
-    base: ModelCost
-    teacher: ModelCost | None
-    students: list[ModelCost]
-
-
-def recipe_costs(recipe: Recipe) -> RecipeCosts:
-    """The costs of a recipe's models, without loading weights."""
+def recipe_costs(recipe: Recipe) -> tuple[ModelCost, ModelCost | None, list[ModelCost]]:
+    """The costs of the model that the students come from, of the teacher and of the students."""
     if recipe.architecture is not None:
         tokenizer = load_architecture_tokenizer(recipe.architecture)
         cost = ModelCost.of(architecture_config(recipe.architecture, len(tokenizer), tokenizer))
-        return RecipeCosts(cost, None, [cost])
+        return cost, None, [cost]
     student = recipe.student
     path = recipe.teacher or student.shape_from or next(iter(student.initial_checkpoints.values()))
     config = _config(path)
     base = ModelCost.of(config)
     students = [ModelCost.of(_student_config(recipe, label, config)) for label in recipe.labels]
-    return RecipeCosts(base, None if recipe.teacher is None else base, students)
+    return base, None if recipe.teacher is None else base, students
 
 
 def _config(path: str) -> Any:
@@ -228,12 +218,6 @@ def _student_config(recipe: Recipe, label: str, base: Any) -> Any:
     return base if hasattr(base, "mixers") else new_student_config(recipe, label, base)
 
 
-def _on_gpu(device: str | None) -> bool:
-    if device is not None:
-        return device.startswith("cuda")
-    return torch.cuda.is_available()
-
-
 def _bytes(value: float) -> str:
     return f"{value / 1e9:.1f} GB" if value >= 1e9 else f"{value / 1e6:.0f} MB"
 
@@ -246,7 +230,7 @@ def _time(seconds: float) -> str:
 
 @contextmanager
 def explain_out_of_memory(
-    recipe: Recipe, stage: Stage, costs: Callable[[], TrainingCosts], *, bf16: bool, world_size: int
+    recipe: Recipe, stage: Stage, models: TrainingModels, world_size: int
 ) -> Iterator[None]:
     """Replace torch's error by one that says which option saves how much.
 
@@ -256,7 +240,8 @@ def explain_out_of_memory(
     try:
         yield
     except torch.OutOfMemoryError as error:
-        options = memory_options(recipe, stage, *costs(), bf16=bf16, world_size=world_size)
+        bf16 = models.precision == "bf16"
+        options = memory_options(recipe, stage, *models.costs, bf16=bf16, world_size=world_size)
         advice = "; ".join(f"{option} saves about {saved / 1e9:.1f} GB" for option, saved in options)
         reason = str(error).split(". ")[0]
         raise TrainingError(

@@ -22,7 +22,6 @@ from torch.distributed.tensor import DTensor, Shard
 
 from evalsuite.distill.recipe.stage import Stage
 from evalsuite.distill.training.distributed import ProcessGroup
-from evalsuite.distill.training.optim import set_lr, skip_unless_finite
 from evalsuite.distill.training.train_step import StudentTrainState
 from evalsuite.distill.types import CausalLM
 from evalsuite.foundation import ConfigError
@@ -127,20 +126,7 @@ class FSDPTrainState(StudentTrainState):
     equal those of unsharded training.
     """
 
-    def __init__(
-        self,
-        label: str,
-        model: CausalLM,
-        dtype: torch.dtype = torch.float32,
-        trainable_sets: Collection[str] = ("all",),
-    ) -> None:
-        # In fp32, master weights are the parameters themselves; FSDP casts what it gathers to `dtype`.
-        super().__init__(label, model, torch.float32, trainable_sets)
-
-    @property
-    def sharded(self) -> bool:
-        """True."""
-        return True
+    sharded = True
 
     def _allocate_grads(self) -> None:
         """A no-op: FSDP allocates the gradients."""
@@ -149,9 +135,6 @@ class FSDPTrainState(StudentTrainState):
         """Clear all gradients."""
         for parameter in self.model.parameters():
             parameter.grad = None
-
-    def discard_grads(self) -> None:
-        self.zero_grad()
 
     def scale_layer_grads(self, factors: Tensor) -> None:
         for group, factor in zip(self._groups, factors[self._trained_layers].unbind(), strict=True):
@@ -180,10 +163,7 @@ class FSDPTrainState(StudentTrainState):
                 if grads:
                     torch._foreach_mul_(grads, scale)
         total = torch.linalg.vector_norm(norms)
-        skip_unless_finite(self.optimizers, (grad for grads in local for grad in grads), total)
-        set_lr(self.optimizers, stage.schedule.factor(step, stage.steps))
-        for optimizer in self.optimizers:
-            optimizer.step()
+        self._update(stage, step, (grad for grads in local for grad in grads), total)
         return total
 
 

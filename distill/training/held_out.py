@@ -4,6 +4,7 @@ import threading
 from collections.abc import Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing
+from dataclasses import dataclass
 from functools import partial
 from math import exp, inf
 from typing import Any, TypeVar
@@ -17,7 +18,7 @@ from evalsuite.distill.data.loader import DataSources, StageDataLoader
 from evalsuite.distill.objectives.forward import hidden_states, read_out
 from evalsuite.distill.objectives.kl_and_cross_entropy import LossTokens
 from evalsuite.distill.recipe import Recipe
-from evalsuite.distill.recipe.config import LossConfig, ValidationConfig
+from evalsuite.distill.recipe.config import LossConfig
 from evalsuite.distill.recipe.data_sources import Subset
 from evalsuite.distill.recipe.stage import Stage
 from evalsuite.distill.training.builders import TrainingModels
@@ -272,28 +273,21 @@ def residual_streams(model: Any, batch: MicroBatch) -> list[Tensor]:
     return found
 
 
+@dataclass
 class Validation:
     """Measures students on held-out sequences of a stage's data, packed and masked as in training.
 
     Every process measures all of them, since a sharded student runs in all processes at once.
-
-    Args:
-        batches: may still be being read; an error is raised after the step during which it is found.
     """
 
-    def __init__(
-        self,
-        config: ValidationConfig,
-        stage: Stage,
-        models: TrainingModels,
-        train_states: Sequence[StudentTrainState],
-        device: torch.device,
-        batches: HeldOutBatches,
-    ) -> None:
-        self._every, self._stage, self._batches = config.every_steps, stage, batches
-        self._teacher, self._device = models.teacher, device
-        self._train_states = train_states
-        self._held_out: HeldOut | None = None
+    every_steps: int
+    stage: Stage
+    models: TrainingModels
+    train_states: Sequence[StudentTrainState]
+    device: torch.device
+    batches: HeldOutBatches
+    """May still be being read; an error is raised after the step during which it is found."""
+    _held_out: HeldOut | None = None
 
     def measure(self, steps: int) -> list[dict[str, float]]:
         """`validation_ppl` of every student, and `validation_kl` in nats per token if there is a teacher.
@@ -301,21 +295,19 @@ class Validation:
         Args:
             steps: completed in this stage; an empty list is returned unless a measurement is due.
         """
-        if self._batches.is_read(self._stage):
-            self._batches.get(self._stage)
-        if steps % self._every and steps != self._stage.steps:
+        if self.batches.is_read(self.stage):
+            self.batches.get(self.stage)
+        if steps % self.every_steps and steps != self.stage.steps:
             return []
-        self._held_out = self._held_out or self._load()
-        return [self._measure(self._held_out, train_state) for train_state in self._train_states]
-
-    def _load(self) -> HeldOut:
-        # A sharded teacher runs in all processes at once, at a step that all of them know.
-        batches = [batch.to(self._device) for batch in self._batches.get(self._stage)]
-        return HeldOut(self._teacher, batches)
-
-    def _measure(self, held_out: HeldOut, train_state: StudentTrainState) -> dict[str, float]:
-        with_kl = held_out.teacher is not None
-        with torch.no_grad():
-            ce, kl = held_out.losses(train_state.model, kl=with_kl)
-        found = {"validation_ppl": perplexity(ce)}
-        return found | {"validation_kl": kl} if with_kl else found
+        teacher = self.models.teacher
+        if self._held_out is None:
+            # A sharded teacher runs in all processes at once, at a step that all of them know.
+            batches = [batch.to(self.device) for batch in self.batches.get(self.stage)]
+            self._held_out = HeldOut(teacher, batches)
+        found = []
+        for train_state in self.train_states:
+            ce, kl = self._held_out.losses(train_state.model, kl=teacher is not None)
+            found.append({"validation_ppl": perplexity(ce)})
+            if teacher is not None:
+                found[-1]["validation_kl"] = kl
+        return found

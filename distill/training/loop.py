@@ -7,6 +7,7 @@ for the GPU. Between steps, the state is saved at intervals and a signal ends th
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -99,9 +100,7 @@ class Step:
         return rows
 
 
-Log = Callable[[Step, Sequence[Mapping[str, float]], float], None]
-
-
+@dataclass
 class StageLoop:
     """Launches the steps of one stage in a `with` block, which saves the state if the data or a process fail.
 
@@ -109,57 +108,50 @@ class StageLoop:
             for step in loop.steps(batches):
                 ...  # what is particular: validation, checkpoints, snapshots
 
-    Args:
-        train_step: the step of this process: batch and number → columns of values (see `Step`).
-        checkpointer: None saves no states.
-        log: receives every step with its rows, once these are known, and the seconds of training. It can stop
-            training by a TrainingError.
-        flush: is called before a state is saved, and at the end.
-
     Raises:
         KeyboardInterrupt: after a signal, once the state is saved.
         DataError: the data cannot be read; the state is saved, if this process has all of it.
         TrainingError: raised by `log`, or another process of the run has ended.
     """
 
-    is_done = False
+    stage: Stage
+    train_state: TrainState
+    train_step: Callable[[GlobalBatch, int], Mapping[str, Tensor]]
+    """The step of this process: batch and number → columns of values (see `Step`)."""
+    process_group: ProcessGroup
+    stop: StopSignals
+    checkpointer: Checkpointer | None
+    """None saves no states."""
+    log: Callable[[Step, Sequence[Mapping[str, float]], float], None]
+    """Receives every step with its rows, once these are known, and the seconds of training. It can stop
+    training by a TrainingError."""
+    flush: Callable[[], None] = lambda: None
+    """Is called before a state is saved, and at the end."""
+    is_done: bool = False
     """Whether the stage ends with the current step, before its token budget is spent."""
+    _launched: Step | None = None
 
-    def __init__(
-        self,
-        stage: Stage,
-        train_state: TrainState,
-        train_step: Callable[[GlobalBatch, int], Mapping[str, Tensor]],
-        process_group: ProcessGroup,
-        stop: StopSignals,
-        checkpointer: Checkpointer | None,
-        log: Log,
-        flush: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._stage, self._train_state, self._train_step = stage, train_state, train_step
-        self._process_group, self._stop, self._checkpointer = process_group, stop, checkpointer
-        self._log, self._flush = log, flush
-        self._launched: Step | None = None
-        self.clock = TrainingClock(train_state.progress.seconds)
+    def __post_init__(self) -> None:
+        self.clock = TrainingClock(self.train_state.progress.seconds)
 
     def steps(self, batches: Iterator[GlobalBatch]) -> Iterator[Step]:
         """Launch a step on every batch and yield it; then save the state if it is due, or stop."""
-        flags = self._process_group.delayed_flags()
+        flags = self.process_group.delayed_flags()
         while not self.is_done and (batch := self._next(batches)) is not None:
             yield self._launch(batch)
-            due = self._checkpointer is not None and self._checkpointer.is_due
-            stopping, due = flags.exchange(self._stop.requested, due)
+            due = self.checkpointer is not None and self.checkpointer.is_due
+            stopping, due = flags.exchange(self.stop.requested, due)
             if stopping or due:
                 self._save(wait=stopping)
             if stopping:
-                self._stop.raise_interrupt()
+                self.stop.raise_interrupt()
         flags.finish()
         self.settle()
-        self._train_state.progress.seconds = self.clock.seconds
+        self.train_state.progress.seconds = self.clock.seconds
 
     def _next(self, batches: Iterator[GlobalBatch]) -> GlobalBatch | None:
         try:
-            with self._stop.interruptible():
+            with self.stop.interruptible():
                 return next(batches, None)
         except KeyboardInterrupt:
             self._save(wait=True)
@@ -167,9 +159,9 @@ class StageLoop:
 
     def _launch(self, batch: GlobalBatch) -> Step:
         """Launch a step, then log the one before it."""
-        progress = self._train_state.progress
-        columns = self._train_step(batch, progress.step)
-        progress.add_step(self._stage.name, batch)
+        progress = self.train_state.progress
+        columns = self.train_step(batch, progress.step)
+        progress.add_step(self.stage.name, batch)
         step = Step(progress.step - 1, progress.total_tokens, batch.micro_batches[0], columns)
         self._log_launched()
         self._launched = step
@@ -179,31 +171,29 @@ class StageLoop:
         step, self._launched = self._launched, None
         if step is not None:
             try:
-                self._log(step, step.rows(), self.clock.seconds)
+                self.log(step, step.rows(), self.clock.seconds)
             except TrainingError:
-                self._flush()
+                self.flush()
                 raise
 
     def settle(self) -> None:
         """Wait for the last step: all values are logged, so that its weights are known to be finite."""
         self._log_launched()
-        self._flush()
+        self.flush()
 
     def _save(self, *, wait: bool, alone: bool = False) -> None:
         """Save the state, unless `log` stops training; `alone`: without the other processes."""
-        with self._stop.saving(), self.clock.paused():
+        with self.stop.saving(), self.clock.paused():
             self.settle()
-            self._train_state.progress.seconds = self.clock.seconds
-            if self._checkpointer is not None:
-                self._checkpointer.save(self._train_state, alone=alone)
+            self.train_state.progress.seconds = self.clock.seconds
+            if self.checkpointer is not None:
+                self.checkpointer.save(self.train_state, alone=alone)
                 if wait:
-                    self._checkpointer.wait(alone=alone)
+                    self.checkpointer.wait(alone=alone)
 
     def _save_alone(self) -> bool:
         """Save the state without the other processes, which may have ended, if this one has all of it."""
-        saves = (
-            self._checkpointer is not None and self._process_group.is_main and self._train_state.is_complete
-        )
+        saves = self.checkpointer is not None and self.process_group.is_main and self.train_state.is_complete
         if saves:
             self._save(wait=True, alone=True)
         return saves
@@ -217,10 +207,10 @@ class StageLoop:
             self._save_alone()
         elif isinstance(error, RuntimeError) and lost_process(error):
             # On a GPU the step waits for the lost process, and nothing can be read any more.
-            saved = self._process_group.device.type == "cpu" and self._save_alone()
-            step = self._train_state.progress.step
+            saved = self.process_group.device.type == "cpu" and self._save_alone()
+            step = self.train_state.progress.step
             state = f"step {step} was saved" if saved else "the state that was saved last remains"
             raise TrainingError(
-                f"stage '{self._stage.name}', step {step}: another process of this run has ended; {state}. "
+                f"stage '{self.stage.name}', step {step}: another process of this run has ended; {state}. "
                 f"Repeat the command to resume ({str(error).splitlines()[0]})"
             ) from error

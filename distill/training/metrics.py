@@ -66,39 +66,33 @@ class GpuUsage:
         return found
 
 
+@dataclass(kw_only=True)
 class MetricsLogger:
-    """Logs the metrics of one stage.
+    """Logs the metrics of one stage; a context manager that closes the progress bar."""
 
-    Args:
-        folder: the run folder; rows are appended to `metrics.jsonl`.
-        labels: the students, in the order of the values' rows.
-        start: steps of this stage completed by an earlier process.
-        usage: measures throughput and memory; None without a GPU.
-    """
+    folder: Path
+    """The run folder; rows are appended to `metrics.jsonl`."""
+    stage: Stage
+    labels: Sequence[str]
+    """The students, in the order of the values' rows."""
+    start: int
+    """Steps of this stage completed by an earlier process."""
+    title: str
+    quiet: bool
+    is_main: bool
+    tracker: Tracker | None = None
+    usage: GpuUsage | None = None
+    """Measures throughput and memory; None without a GPU."""
 
-    def __init__(
-        self,
-        folder: Path,
-        stage: Stage,
-        labels: Sequence[str],
-        *,
-        start: int,
-        title: str,
-        quiet: bool,
-        is_main: bool,
-        tracker: Tracker | None = None,
-        usage: GpuUsage | None = None,
-    ) -> None:
-        self._folder, self._stage, self._labels = folder, stage, labels
+    def __post_init__(self) -> None:
         self._rows: list[dict[str, Any]] = []
         self._rate: dict[str, str] = {}
         """TFLOP/s of one GPU and their share of its peak, for the progress bar."""
-        self._log_every = max(1, stage.steps // MAX_LOGGED_STEPS)
+        self._log_every = max(1, self.stage.steps // MAX_LOGGED_STEPS)
         self._flushed_at = time.monotonic()
-        self._is_main, self._tracker, self._usage = is_main, tracker, usage
-        total = stage.steps * stage.tokens_per_step
-        self._bar = progress(total=total, what=title, unit="tok", quiet=quiet or not is_main)
-        self._bar.update(start * stage.tokens_per_step)
+        total = self.stage.steps * self.stage.tokens_per_step
+        self._bar = progress(total=total, what=self.title, unit="tok", quiet=self.quiet)
+        self._bar.update(self.start * self.stage.tokens_per_step)
 
     def __enter__(self) -> "MetricsLogger":
         return self
@@ -108,7 +102,7 @@ class MetricsLogger:
 
     def advance(self) -> None:
         """Advance the progress bar by a step."""
-        self._bar.update(self._stage.tokens_per_step)
+        self._bar.update(self.stage.tokens_per_step)
 
     def log(self, step: Step, rows: Sequence[Mapping[str, float]], seconds: float) -> None:
         """Log a step.
@@ -117,34 +111,34 @@ class MetricsLogger:
             rows: its values, per student.
             seconds: of training, also in earlier stages and processes.
         """
-        due = step.number % self._log_every == 0 or step.number == self._stage.steps - 1
+        due = step.number % self._log_every == 0 or step.number == self.stage.steps - 1
         if due or any(step.measured):
-            used = {} if self._usage is None else self._usage.measure(step.tokens)
+            used = {} if self.usage is None else self.usage.measure(step.tokens)
             if "tflops" in used:
                 share = f" ({used['mfu']:.1%})" if "mfu" in used else ""
                 self._rate = {"TFLOP/s": f"{used['tflops']:.3g}{share}"}
-            factor = self._stage.schedule.factor(step.number, self._stage.steps)
-            rates = {"lr": self._stage.lr * factor, "seconds": round(seconds, 3)}
-            for row, label in zip(rows, self._labels, strict=True):
+            factor = self.stage.schedule.factor(step.number, self.stage.steps)
+            rates = {"lr": self.stage.lr * factor, "seconds": round(seconds, 3)}
+            for row, label in zip(rows, self.labels, strict=True):
                 about = {
-                    "stage": self._stage.name,
+                    "stage": self.stage.name,
                     "step": step.number,
                     "tokens": step.tokens,
                     "student": label,
                 }
                 self._rows.append({**about, **row, **rates, **used})
-                if self._tracker is not None:
+                if self.tracker is not None:
                     logged = {**row, "lr": rates["lr"], **used}
-                    self._tracker.log({f"{label}/{name}": v for name, v in logged.items()}, step.tokens)
-        losses = {label: f"{row['loss']:.4g}" for row, label in zip(rows, self._labels, strict=True)}
+                    self.tracker.log({f"{label}/{name}": v for name, v in logged.items()}, step.tokens)
+        losses = {label: f"{row['loss']:.4g}" for row, label in zip(rows, self.labels, strict=True)}
         self._bar.set_postfix({**losses, **self._rate}, refresh=False)
         if time.monotonic() - self._flushed_at > FLUSH_SECONDS:
             self.flush()
 
     def flush(self) -> None:
         """Write all rows to disk."""
-        if self._is_main:
-            append_jsonl(self._folder / METRICS, self._rows)
+        if self.is_main:
+            append_jsonl(self.folder / METRICS, self._rows)
         self._rows = []
         self._flushed_at = time.monotonic()
 

@@ -9,34 +9,16 @@ out/<label>/                        the student, with lineage.json, its model ca
                                     training.jsonl (its loss curve)
 """
 
-import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-
-import torch
-from safetensors import SafetensorError
-from torch import Tensor
 
 from evalsuite.distill.recipe import NON_HASHED_FIELDS, Recipe, write_recipe
 from evalsuite.distill.training.checkpoint import LATEST, latest_number, read_progress, state_path
 from evalsuite.distill.training.metrics import METRICS
-from evalsuite.distill.training.model_card import FILE as CARD
-from evalsuite.distill.types import CausalLM
-from evalsuite.foundation import (
-    ConfigError,
-    RunFolderError,
-    is_temporary,
-    write_json,
-    write_jsonl,
-    write_text,
-)
+from evalsuite.foundation import ConfigError, RunFolderError, is_temporary, write_json, write_text
 from evalsuite.foundation.strict import parse
 from evalsuite.foundation.strict_yaml import read_yaml
-from evalsuite.models.checkpoints.load import without_progress_bars
-from evalsuite.models.checkpoints.location import TRAINING
 
 RECIPE = "recipe.yaml"
 STATE = "state"
@@ -176,74 +158,3 @@ def config_diff(old: Any, new: Any, prefix: str = "") -> str:
         ]
         return ", ".join(parts[:3])
     return prefix
-
-
-@contextmanager
-def _writing(folder: Path, what: str) -> Iterator[None]:
-    """Write into a new folder, which is removed if that fails.
-
-    safetensors and tokenizers report a full disk by exceptions of their own, the latter by a bare Exception;
-    both quote the number of the operating system's error.
-
-    Raises:
-        RunFolderError: the disk is full or the folder cannot be written.
-    """
-    try:
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        yield
-    except Exception as error:
-        shutil.rmtree(folder, ignore_errors=True)
-        if not isinstance(error, (OSError, SafetensorError)) and "(os error " not in str(error):
-            raise
-        raise RunFolderError(f"{what} cannot be written ({error})") from error
-
-
-def _sync(path: Path) -> None:
-    with open(path, "rb") as file:
-        os.fsync(file.fileno())
-
-
-def persistent_buffers(model: CausalLM) -> dict[str, Tensor]:
-    """The buffers that a checkpoint stores in addition to the parameters."""
-    stored = model.state_dict()
-    return {name: tensor for name, tensor in model.named_buffers() if name in stored}
-
-
-def save_checkpoint(
-    folder: Path,
-    model: CausalLM,
-    weights: Mapping[str, Tensor],
-    tokenizer: Any,
-    lineage: dict[str, Any],
-    dtype: torch.dtype,
-    loss_curve: Sequence[Mapping[str, Any]] = (),
-    card: str = "",
-) -> None:
-    """Write a Hugging Face folder with its lineage and model card, atomically.
-
-    Args:
-        weights: the model's parameters by name, in `dtype`.
-        card: text of README.md; empty: no such file.
-        loss_curve: rows of training.jsonl (see `metrics.loss_curve`); empty: no such file.
-
-    Raises:
-        RunFolderError: the disk is full or the folder cannot be written.
-    """
-    partial = folder.with_name(f".{folder.name}.partial")
-    with _writing(partial, f"{folder}: the checkpoint"):
-        config_dtype = model.config.dtype
-        model.config.dtype = dtype
-        with without_progress_bars():
-            model.save_pretrained(str(partial), state_dict={**persistent_buffers(model), **weights})
-        model.config.dtype = config_dtype
-        tokenizer.save_pretrained(partial)
-        for path in partial.rglob("*.safetensors"):
-            _sync(path)
-        write_json(partial / "lineage.json", lineage)
-        if card:
-            write_text(partial / CARD, card)
-        if loss_curve:
-            write_jsonl(partial / TRAINING, loss_curve)
-        shutil.rmtree(folder, ignore_errors=True)
-        os.replace(partial, folder)

@@ -1,6 +1,7 @@
 """Everything that a run resumes from: progress, random numbers, weights and optimizer states."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,25 +52,6 @@ class Progress:
         self.stage, self.step, self.data = self.stage + 1, 0, None
 
 
-@dataclass(frozen=True, slots=True)
-class SavedTensor:
-    """Shape and dtype of a tensor of a saved state."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-    def zeros(self, pattern: Tensor) -> Tensor:
-        """A new tensor on the device of `pattern`; sharded by rows like it if it has as many rows."""
-        if isinstance(pattern, DTensor) and self.shape[:1] == pattern.shape[:1]:
-            return zeros(
-                self.shape,
-                dtype=self.dtype,
-                device_mesh=pattern.device_mesh,
-                placements=pattern.placements,
-            )
-        return torch.zeros(self.shape, dtype=self.dtype, device=pattern.device)
-
-
 class TrainState:
     """The state of a run, whose tensors are those of the models and optimizers themselves.
 
@@ -108,60 +90,61 @@ class TrainState:
                 tensors[f"{student.label}/optimizer/{name}"] = value.detach()
         return tensors
 
-    def empty_state_dict(self, saved: Mapping[str, SavedTensor]) -> dict[str, Tensor]:
+    def empty_state_dict(self, saved: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Tensors to load a saved state into: the weights, and new ones for the optimizers of the stage.
+
+        Args:
+            saved: key → tensor of the same shape and dtype.
 
         Raises:
             CheckpointError: weights of the stage are missing, or belong to another model.
         """
-        tensors = {"random": saved["random"].zeros(torch.get_rng_state())} if "random" in saved else {}
+        tensors = {"random": torch.get_rng_state()} if "random" in saved else {}
         for student in self.students:
-            expected = student.changed_weights(stage_has_begun=self.progress.step > 0)
-            tensors |= _weights_to_load(student, expected, saved)
-            tensors |= _optimizer_state_to_load(student, saved)
+            weights, parameters = student.master_weights.params, student.optimizer_params
+            for name in sorted(student.changed_weights(stage_has_begun=self.progress.step > 0)):
+                if f"{student.label}/model/{name}" not in saved:
+                    raise CheckpointError(f"the training state has no '{name}' of {student.label}")
+            for key, tensor in saved.items():
+                label, kind, name, _ = _parts(key)
+                if label == student.label and kind == "model":
+                    if name not in weights or weights[name].shape != tensor.shape:
+                        raise CheckpointError(
+                            f"the training state is that of another model: it has '{name}' "
+                            f"{list(tensor.shape)} of {label}"
+                        )
+                    tensors[key] = weights[name].detach()
+                # A state that was saved at the end of a stage has none, and the next stage starts with new
+                # ones.
+                elif label == student.label and name in parameters:
+                    tensors[key] = _zeros(tensor, parameters[name])
         return tensors
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
         """Take over the tensors of `empty_state_dict`, once they are filled."""
         for student in self.students:
-            student.load_weights(_below(f"{student.label}/model/", tensors))
-            states: dict[str, dict[str, Tensor]] = {}
-            for key, tensor in _below(f"{student.label}/optimizer/", tensors).items():
-                name, _, entry = key.rpartition("/")
-                states.setdefault(name, {})[entry] = tensor
+            weights, states = [], defaultdict[str, dict[str, Tensor]](dict)
+            for key, tensor in tensors.items():
+                label, kind, name, entry = _parts(key)
+                if label == student.label and kind == "model":
+                    weights.append(name)
+                elif label == student.label:
+                    states[name][entry] = tensor
+            student.load_weights(weights)
             student.load_optimizer_state(states)
         if "random" in tensors:
             torch.set_rng_state(tensors["random"])
 
 
-def _below(prefix: str, tensors: Mapping[str, Any]) -> dict[str, Any]:
-    return {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+def _parts(key: str) -> tuple[str, str, str, str]:
+    """Student, kind, parameter and name of a tensor; those that its key does not have are empty."""
+    label, kind, name, entry, *_ = (*key.split("/"), "", "", "")
+    return label, kind, name, entry
 
 
-def _weights_to_load(
-    student: StudentTrainState, expected: Collection[str], saved: Mapping[str, SavedTensor]
-) -> dict[str, Tensor]:
-    prefix = f"{student.label}/model/"
-    shapes, weights = _below(prefix, saved), student.fp32_weights()
-    if missing := sorted(set(expected) - shapes.keys()):
-        raise CheckpointError(f"the training state has no '{missing[0]}' of {student.label}")
-    for name, tensor in shapes.items():
-        if name not in weights or weights[name].shape != tensor.shape:
-            raise CheckpointError(
-                f"the training state is that of another model: it has '{name}' {list(tensor.shape)} of "
-                f"{student.label}"
-            )
-    return {prefix + name: weights[name].detach() for name in shapes}
-
-
-def _optimizer_state_to_load(
-    student: StudentTrainState, saved: Mapping[str, SavedTensor]
-) -> dict[str, Tensor]:
-    prefix = f"{student.label}/optimizer/"
-    found = {}
-    for key, tensor in _below(prefix, saved).items():
-        name = key.rpartition("/")[0]
-        # A state that was saved at the end of a stage has none, and the next stage starts with new ones.
-        if name in student.optimizer_params:
-            found[prefix + key] = tensor.zeros(student.optimizer_params[name])
-    return found
+def _zeros(saved: Tensor, parameter: Tensor) -> Tensor:
+    """A new tensor on the device of a parameter; sharded by rows like it if it has as many rows."""
+    if isinstance(parameter, DTensor) and saved.shape[:1] == parameter.shape[:1]:
+        mesh, placements = parameter.device_mesh, parameter.placements
+        return zeros(saved.shape, dtype=saved.dtype, device_mesh=mesh, placements=placements)
+    return torch.zeros(saved.shape, dtype=saved.dtype, device=parameter.device)

@@ -6,8 +6,8 @@ gradients) is therefore captured once as a CUDA graph and replayed.
 """
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
-from typing import cast
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -44,6 +44,9 @@ class StudentTrainState:
         trainable_sets: sets of the stages to come (see `TRAINABLE_SETS`), whose parameters have masters.
     """
 
+    sharded: ClassVar[bool] = False
+    """Whether this process holds a shard of the student only."""
+
     def __init__(
         self,
         label: str,
@@ -53,7 +56,8 @@ class StudentTrainState:
     ) -> None:
         self.label, self.model = label, model
         trained = {name for which in trainable_sets for name in trainable_names(model, which)}
-        self.master_weights = MasterWeights(model, dtype, trained)
+        # FSDP casts what it gathers to `dtype`; its fp32 shards are the master weights.
+        self.master_weights = MasterWeights(model, torch.float32 if self.sharded else dtype, trained)
         self._changed = trained & mixer_names(model)
         self.parameters: dict[str, nn.Parameter] = {}
         self.optimizer_params: dict[str, nn.Parameter] = {}
@@ -61,11 +65,6 @@ class StudentTrainState:
         self._groups: list[list[nn.Parameter]] = []
         self.flat_grads: FlatGrads | None = None
         self._trained_layers = torch.empty(0, dtype=torch.int64)
-
-    @property
-    def sharded(self) -> bool:
-        """Whether this process holds a shard of the student only."""
-        return False
 
     def begin_stage(self, stage: Stage) -> None:
         """Select the trainable parameters and create optimizers and gradient buffers."""
@@ -132,20 +131,19 @@ class StudentTrainState:
         """Clip and update; return the gradient norm before clipping."""
         assert self.flat_grads is not None
         norm = self.flat_grads.clip(stage.max_grad_norm)
-        skip_unless_finite(self.optimizers, [self.flat_grads.buffer], norm)
-        set_lr(self.optimizers, stage.schedule.factor(step, stage.steps))
-        for optimizer in self.optimizers:
-            optimizer.step()
+        self._update(stage, step, [self.flat_grads.buffer], norm)
         self.master_weights.copy_to_model(self.parameters)
         return norm
 
-    def fp32_weights(self) -> Mapping[str, Tensor]:
-        """The master weights by name."""
-        return self.master_weights.params
+    def _update(self, stage: Stage, step: int, grads: Iterable[Tensor], norm: Tensor) -> None:
+        skip_unless_finite(self.optimizers, grads, norm)
+        set_lr(self.optimizers, stage.schedule.factor(step, stage.steps))
+        for optimizer in self.optimizers:
+            optimizer.step()
 
     def weights(self) -> Mapping[str, Tensor]:
         """All weights by name: master weights, and frozen ones in the dtype of the forward pass."""
-        return {**dict(self.model.named_parameters()), **self.fp32_weights()}
+        return {**dict(self.model.named_parameters()), **self.master_weights.params}
 
     def changed_weights(self, *, stage_has_begun: bool = True) -> Mapping[str, Tensor]:
         """The master weights of mixers and of all that was trained so far; others equal the teacher's.
@@ -154,13 +152,12 @@ class StudentTrainState:
             stage_has_begun: whether a step has changed what the current stage trains.
         """
         changed = self._changed | (self.parameters.keys() if stage_has_begun else set())
-        return {name: tensor for name, tensor in self.fp32_weights().items() if name in changed}
+        return {name: tensor for name, tensor in self.master_weights.params.items() if name in changed}
 
     def load_weights(self, names: Collection[str]) -> None:
         """Take over the master weights `names`, whose values were changed in place."""
         self._changed |= set(names)
-        if not self.sharded:
-            self.master_weights.copy_to_model(names)
+        self.master_weights.copy_to_model(names)
 
     def load_optimizer_state(self, states: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Load states of the optimizers, by parameter and name; tensors are placed as the parameters are."""

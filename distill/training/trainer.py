@@ -10,6 +10,7 @@ import gc
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
+from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
@@ -40,7 +41,7 @@ from evalsuite.distill.training.divergence import (
     diverged_students,
     record_divergence,
 )
-from evalsuite.distill.training.estimate import TrainingCosts, explain_out_of_memory
+from evalsuite.distill.training.estimate import explain_out_of_memory
 from evalsuite.distill.training.fsdp import select_strategy
 from evalsuite.distill.training.held_out import HeldOutBatches, Validation
 from evalsuite.distill.training.kernel_compilation import KernelCompilation
@@ -66,7 +67,6 @@ from evalsuite.distill.training.train_step import TrainStep
 from evalsuite.distill.types import GlobalBatch
 from evalsuite.foundation import locked
 from evalsuite.foundation.tracking import Tracker, check_tracker, open_tracker
-from evalsuite.models.decoder.cost import ModelCost
 from evalsuite.models.ops.dispatch import kernel_policy
 
 _log = logging.getLogger("evalsuite")
@@ -106,23 +106,25 @@ def distill(
     recipe = resolve_layer_selection(override_mixers(recipe, mixers))
     out = Path(out)
     process_group = ProcessGroup(device)
+    is_main = process_group.is_main
+    quiet = quiet or not is_main
     compilation = KernelCompilation(
         process_group.device,
         recipe.kernels,
         configs=kernel_configs,
         autotune=autotune,
-        is_main=process_group.is_main,
-        quiet=quiet or not process_group.is_main,
+        is_main=is_main,
+        quiet=quiet,
     )
-    if process_group.is_main:
+    if is_main:
         if recipe.track is not None:
             check_tracker(recipe.track)
         # Before the lock, which would leave a file in a folder that is refused.
         check_run_dir(out, recipe)
         if branch_from is not None and not (out / STATE).exists():
             state_to_branch_from(Path(branch_from), recipe)
-    with locked(out / ".lock", wait=False) if process_group.is_main else nullcontext():
-        if process_group.is_main:
+    with locked(out / ".lock", wait=False) if is_main else nullcontext():
+        if is_main:
             init_run_dir(out, recipe)
             if branch_from is not None:
                 branch_run(Path(branch_from), out, recipe)
@@ -138,18 +140,11 @@ def distill(
                 while waiting:
                     compilation.start(fresh_only=True)
                     error = _train(
-                        recipe,
-                        data_recipe,
-                        out,
-                        waiting,
-                        tokenizer,
-                        process_group,
-                        compilation,
-                        quiet=quiet,
+                        recipe, data_recipe, out, waiting, tokenizer, process_group, compilation, quiet
                     )
                     if error is None:
                         break
-                    if process_group.is_main:
+                    if is_main:
                         record_divergence(out, error)
                         _log.warning("%s", error)
                     process_group.barrier()
@@ -191,7 +186,6 @@ def _train(
     tokenizer: Any,
     process_group: ProcessGroup,
     compilation: KernelCompilation,
-    *,
     quiet: bool,
 ) -> DivergedError | None:
     """Train the students `labels` and write them; return why one of them has diverged, or None.
@@ -200,7 +194,14 @@ def _train(
         As `distill`, but for DivergedError.
     """
     trained = override_mixers(recipe, labels) if recipe.architecture is None else recipe
-    with closing(open_sources(data_recipe, tokenizer, process_group)) as sources:
+    num_workers = recipe.num_workers
+    if num_workers is None:
+        num_workers = default_num_workers(process_group.device.type, process_group.local_world_size)
+    # The processes of a run tokenize the documents together.
+    share = join_exchange(process_group.rank, process_group.world_size)
+    with closing(
+        DataSources(data_recipe.data, tokenizer, seed=recipe.seed, num_workers=num_workers, share=share)
+    ) as sources:
         validate_data(sources, data_recipe.stages)
         models = build_models(
             resolve_checkpoints(trained, out),
@@ -222,15 +223,6 @@ def _train(
     return None
 
 
-def open_sources(recipe: Recipe, tokenizer: Any, process_group: ProcessGroup) -> DataSources:
-    """The sources of a recipe, whose documents the processes of a run tokenize together."""
-    num_workers = recipe.num_workers
-    if num_workers is None:
-        num_workers = default_num_workers(process_group.device.type, process_group.local_world_size)
-    share = join_exchange(process_group.rank, process_group.world_size)
-    return DataSources(recipe.data, tokenizer, seed=recipe.seed, num_workers=num_workers, share=share)
-
-
 def _tracker(recipe: Recipe, out: Path) -> AbstractContextManager[Tracker | None]:
     if recipe.track is None:
         return nullcontext()
@@ -239,54 +231,43 @@ def _tracker(recipe: Recipe, out: Path) -> AbstractContextManager[Tracker | None
     return open_tracker(recipe.track, out, project="evalsuite-distill", run=name, config=config)
 
 
+@dataclass
 class Trainer:
-    """Runs the stages of one recipe.
+    """Runs the stages of one recipe."""
 
-    `data_recipe` is the same recipe with generated responses as local files (see `generate_responses`).
-    """
+    recipe: Recipe
+    data_recipe: Recipe
+    """The same, with generated responses as local files (see `generate_responses`)."""
+    out: Path
+    models: TrainingModels
+    process_group: ProcessGroup
+    quiet: bool
+    sources: DataSources
+    compilation: KernelCompilation
+    tracker: Tracker | None = None
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        data_recipe: Recipe,
-        out: Path,
-        models: TrainingModels,
-        process_group: ProcessGroup,
-        quiet: bool,
-        sources: DataSources,
-        compilation: KernelCompilation,
-        tracker: Tracker | None = None,
-    ) -> None:
-        self.recipe, self.data_recipe, self.out = recipe, data_recipe, out
-        self.models, self.process_group, self.quiet, self.sources = models, process_group, quiet, sources
-        self.compilation, self.tracker = compilation, tracker
+    def __post_init__(self) -> None:
+        recipe, models, process_group = self.recipe, self.models, self.process_group
         trainable_sets = {stage.trainable_set for stage in recipe.stages}
         self.students = [
             select_strategy(model)(label, model, models.dtype, trainable_sets)
             for label, model in models.students.items()
         ]
         interval = recipe.checkpoint.state_interval_seconds
-        self.checkpointer = Checkpointer(out / STATE, process_group, interval)
+        self.checkpointer = Checkpointer(self.out / STATE, process_group, interval)
         progress = self.checkpointer.progress()
         self._resumes = progress is not None
         # A state that is resumed brings its own.
         torch.manual_seed(recipe.seed)
         self.train_state = TrainState(self.students, progress, has_random=process_group.is_main)
-        self.writer = StudentWriter(recipe, out, models, self.progress, process_group)
+        self.writer = StudentWriter(recipe, self.out, models, self.progress, process_group)
         if process_group.is_main:
-            truncate_metrics(out, self.progress.total_tokens)
+            truncate_metrics(self.out, self.progress.total_tokens)
 
     @property
     def progress(self) -> Progress:
         """How far the run is."""
         return self.train_state.progress
-
-    def _costs(self) -> TrainingCosts:
-        teacher, students = self.models.teacher, self.models.students.values()
-        return (
-            None if teacher is None else ModelCost.of(teacher.config),
-            [ModelCost.of(student.config) for student in students],
-        )
 
     @cached_property
     def _held_out_batches(self) -> HeldOutBatches:
@@ -306,11 +287,7 @@ class Trainer:
             for number, stage in enumerate(self.recipe.stages):
                 if number >= self.progress.stage:
                     with explain_out_of_memory(
-                        self.recipe,
-                        stage,
-                        self._costs,
-                        bf16=self.models.precision == "bf16",
-                        world_size=self.process_group.world_size,
+                        self.recipe, stage, self.models, self.process_group.world_size
                     ):
                         self.train_stage(stage, number, stop)
         self._resume()
@@ -336,15 +313,26 @@ class Trainer:
         train_step = TrainStep(
             self.models.teacher, students, stage, process_group, log_grad_norms=recipe.log_grad_norms
         )
-        divergence = DivergenceStop(
-            self.out,
-            stage,
-            [student.label for student in students],
-            recipe.divergence,
-            self.progress.divergence,
+        labels = [student.label for student in students]
+        divergence = DivergenceStop(self.out, stage, labels, recipe.divergence, self.progress.divergence)
+        usage, validation = None, None
+        if process_group.device.type == "cuda":
+            flops = stage.flops_per_token(*self.models.costs)
+            usage = GpuUsage(flops, process_group.world_size, process_group.device_name)
+        metrics = MetricsLogger(
+            folder=self.out,
+            stage=stage,
+            labels=labels,
+            start=self.progress.step,
+            title=f"{stage.name} ({number + 1}/{len(recipe.stages)})",
+            quiet=self.quiet,
+            is_main=process_group.is_main,
+            tracker=self.tracker,
+            usage=usage,
         )
-        metrics = self._metrics_logger(stage, number)
-        validation = self._validation(stage)
+        if recipe.validation is not None:
+            every, device = recipe.validation.every_steps, process_group.device
+            validation = Validation(every, stage, self.models, students, device, self._held_out_batches)
 
         def log(step: Step, rows: Sequence[Mapping[str, float]], seconds: float) -> None:
             divergence.check(step, rows)
@@ -384,15 +372,13 @@ class Trainer:
             pin_memory=process_group.device.type == "cuda",
         )
         remaining = islice(loader, stage.steps - progress.step)
-        is_first = True
-        for batch in prefetch(remaining, collective=process_group.world_size > 1):
-            if is_first:
+        for index, batch in enumerate(prefetch(remaining, collective=process_group.world_size > 1)):
+            if index == 0:
                 with clock.paused():
                     self.compilation.compile(partial(train_step.trial, batch), process_group.barrier)
             yield batch
-            if is_first:
+            if index == 0:
                 self.compilation.save_timings()
-            is_first = False
 
     def _is_checkpoint_due(self, stage: Stage, step: Step) -> bool:
         """Whether to write the students after a step; the end of a stage may have its own checkpoint."""
@@ -404,29 +390,3 @@ class Trainer:
     def _write_intermediate(self, stage: Stage) -> None:
         for student in self.students:
             self.writer.write_intermediate(student, stage)
-
-    def _validation(self, stage: Stage) -> Validation | None:
-        config = self.recipe.validation
-        if config is None:
-            return None
-        device = self.process_group.device
-        return Validation(config, stage, self.models, self.students, device, self._held_out_batches)
-
-    def _metrics_logger(self, stage: Stage, number: int) -> MetricsLogger:
-        return MetricsLogger(
-            self.out,
-            stage,
-            [student.label for student in self.students],
-            start=self.progress.step,
-            title=f"{stage.name} ({number + 1}/{len(self.recipe.stages)})",
-            quiet=self.quiet,
-            is_main=self.process_group.is_main,
-            tracker=self.tracker,
-            usage=self._gpu_usage(stage),
-        )
-
-    def _gpu_usage(self, stage: Stage) -> GpuUsage | None:
-        if self.process_group.device.type != "cuda":
-            return None
-        flops = stage.flops_per_token(*self._costs())
-        return GpuUsage(flops, self.process_group.world_size, self.process_group.device_name)

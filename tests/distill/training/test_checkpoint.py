@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from evalsuite.distill import distill
-from evalsuite.distill.training.run_folder import save_checkpoint
+from evalsuite.distill.training.student_writer import save_checkpoint
 from evalsuite.models import MIXERS, build_student, load_checkpoint
 from tests.distill.training.saved_states import read_state
 
@@ -22,7 +22,7 @@ def test_a_saved_student_of_every_mixer_is_complete(teacher, tokenizer, tmp_path
             for buffer in layer.self_attn.buffers():
                 buffer.add_(0.125)  # so that re-created buffers would be noticed
     trained = {name: parameter.detach() for name, parameter in student.named_parameters()}
-    save_checkpoint(tmp_path / mixer, student, trained, tokenizer, {}, torch.float32)
+    save_checkpoint(tmp_path / mixer, student, trained, tokenizer, {})
     loaded = load_checkpoint(tmp_path / mixer, dtype="float32").model.state_dict()
     assert set(loaded) == set(student.state_dict())
     for name, tensor in student.state_dict().items():
@@ -41,17 +41,15 @@ def test_a_checkpoint_appears_atomically_with_its_loss_curve(teacher, tokenizer,
         os_replace(source, target)
 
     os_replace = os.replace
-    monkeypatch.setattr("evalsuite.distill.training.run_folder.os.replace", replace)
-    save_checkpoint(folder, student, trained, tokenizer, {"schema": 1}, torch.float32, [row])
+    monkeypatch.setattr("evalsuite.distill.training.student_writer.os.replace", replace)
+    save_checkpoint(folder, student, trained, tokenizer, {"schema": 1}, [row])
     assert {"lineage.json", "training.jsonl", "model.safetensors"} <= seen[0]
     assert (folder / "training.jsonl").read_text() == json.dumps(row) + "\n"
     # Saved again without a loss curve, the old one is removed.
-    save_checkpoint(folder, student, trained, tokenizer, {"schema": 1}, torch.float32)
+    save_checkpoint(folder, student, trained, tokenizer, {"schema": 1})
     assert not (folder / "training.jsonl").exists()
     with pytest.raises(ValueError, match="JSON compliant"):
-        save_checkpoint(
-            tmp_path / "nan", student, trained, tokenizer, {}, torch.float32, [row | {"loss": float("nan")}]
-        )
+        save_checkpoint(tmp_path / "nan", student, trained, tokenizer, {}, [row | {"loss": float("nan")}])
     assert not (tmp_path / "nan").exists()
 
 

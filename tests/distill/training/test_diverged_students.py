@@ -31,8 +31,8 @@ def _diverge(monkeypatch: pytest.MonkeyPatch, **steps: int) -> None:
     real = DivergenceStop.check
 
     def check(self: DivergenceStop, step: Any, rows: Any) -> None:
-        if self._stage.name == "kd":
-            for label, row in zip(self._labels, rows, strict=True):
+        if self.stage.name == "kd":
+            for label, row in zip(self.labels, rows, strict=True):
                 if step.number >= steps.get(label, 99):
                     row["loss"] = float("nan")
         real(self, step, rows)

@@ -87,7 +87,7 @@ def test_gradients_that_are_not_finite_reach_no_weight_and_no_state(
     ids = torch.randint(0, 61, (2, 64), generator=torch.Generator().manual_seed(1))
     batch = GlobalBatch([MicroBatch(ids, ids)], ids.numel(), ids.numel(), {})
     train_step(batch, 0)
-    before = {name: tensor.clone() for name, tensor in state.fp32_weights().items()}
+    before = {name: tensor.clone() for name, tensor in state.master_weights.params.items()}
     parameter = next(iter(state.optimizer_params.values()))
     real = state.reduce_grads
     for value in (float("nan"), float("inf")):
@@ -99,10 +99,10 @@ def test_gradients_that_are_not_finite_reach_no_weight_and_no_state(
         state.reduce_grads = broken  # type: ignore[method-assign]
         output = train_step(batch, 1)
         assert not output["grad_norm"].isfinite().any()
-        found = {**state.fp32_weights(), **state.optimizer_state()}
+        found = {**state.master_weights.params, **state.optimizer_state()}
         assert [name for name, tensor in found.items() if not tensor.isfinite().all()] == []
         if chosen.optimizer.kind == "adamw":
-            weights = state.fp32_weights()
+            weights = state.master_weights.params
             assert [name for name, tensor in before.items() if not torch.equal(weights[name], tensor)] == []
 
 

@@ -114,9 +114,9 @@ def test_usage_is_logged_with_every_student(tmp_path, stage, small_recipe) -> No
     tokens = torch.zeros(1, 8, dtype=torch.int64)
     step = Step(0, 128, MicroBatch(tokens, tokens), {})
     with metrics.MetricsLogger(
-        tmp_path,
-        small_recipe("teacher").stages[0],
-        ["a", "b"],
+        folder=tmp_path,
+        stage=small_recipe("teacher").stages[0],
+        labels=["a", "b"],
         start=0,
         title="stage",
         quiet=True,

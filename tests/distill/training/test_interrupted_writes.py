@@ -16,7 +16,6 @@ from transformers import PreTrainedTokenizerBase
 from evalsuite.cli import main
 from evalsuite.distill import distill
 from evalsuite.distill.recipe import Recipe, write_recipe
-from evalsuite.distill.training import run_folder
 from evalsuite.distill.training.run_folder import init_run_dir
 from evalsuite.foundation import RunFolderError
 
@@ -97,7 +96,7 @@ FAILURES: dict[str, tuple[Any, str, BaseException, int]] = {
     "tokenizer, by Python": (PreTrainedTokenizerBase, "save_pretrained", full_disk(), 1),
     "recipe": (os, "fsync", full_disk(), 1),
     "any later file": (os, "fsync", full_disk(), 4),
-    "checkpoint in place": (run_folder.os, "replace", full_disk(), 4),
+    "checkpoint in place": (os, "replace", full_disk(), 4),
 }
 
 

@@ -45,7 +45,11 @@ def test_weights_gradients_and_states_take_what_is_estimated(
     step = TrainStep(models.teacher, [train_state], settings, ProcessGroup("cpu"))
     step(GlobalBatch([MicroBatch(tokens, tokens)], 32, 32, {}), 0)
     assert train_state.flat_grads is not None
-    tensors = [*model.parameters(), *train_state.fp32_weights().values(), train_state.flat_grads.buffer]
+    tensors = [
+        *model.parameters(),
+        *train_state.master_weights.params.values(),
+        train_state.flat_grads.buffer,
+    ]
     tensors += [*train_state.optimizer_state().values(), *models.teacher.parameters()]
     teacher, student = ModelCost.of(models.teacher.config), ModelCost.of(model.config)
     expected = stage_memory(teacher, [student], settings, bf16=precision == "bf16")

@@ -292,14 +292,16 @@ def test_a_batch_without_loss_tokens_changes_no_weights(teacher, stage, objectiv
     )
     train_state = StudentTrainState("student", build_student(teacher, "gla", seed=1).train())
     train_state.begin_stage(chosen)
-    before = {name: tensor.clone() for name, tensor in train_state.fp32_weights().items()}
+    before = {name: tensor.clone() for name, tensor in train_state.master_weights.params.items()}
     tokens = torch.arange(8, 40).view(2, 16)
     batch = MicroBatch(tokens, tokens, torch.zeros(0, dtype=torch.int64))
     train_step = TrainStep(teacher, [train_state], chosen, ProcessGroup("cpu"))
     columns = train_step(GlobalBatch([batch], 0, 32, {}), 5)
     assert {*chosen.columns, "grad_norm"} <= columns.keys()
     assert not any(values.any() for values in columns.values())
-    assert all(torch.equal(before[name], tensor) for name, tensor in train_state.fp32_weights().items())
+    assert all(
+        torch.equal(before[name], tensor) for name, tensor in train_state.master_weights.params.items()
+    )
 
 
 def test_a_failed_capture_leaves_no_gradients(teacher, stage, monkeypatch):
