@@ -1,23 +1,14 @@
 """Dotted-key overrides of an unvalidated recipe, such as `stage.kd.lr=1e-3` or `student.mixers=[gla]`."""
 
-from collections.abc import Callable, Collection
 from copy import deepcopy
 from typing import Any
 
+from evalsuite.distill.recipe.stage import stage_settings
 from evalsuite.foundation import ConfigError, nearest
 
 
-def apply_override(
-    tree: dict[str, Any],
-    key: str,
-    setting: Any,
-    stage_settings: Callable[[Collection[str]], Collection[str]],
-    source: str,
-) -> None:
+def apply_override(tree: dict[str, Any], key: str, setting: Any, source: str) -> None:
     """Set the dotted `key` in the recipe `tree` in place; `stage.…` addresses one stage or all of them.
-
-    Args:
-        stage_settings: objectives of the stages → all settings that stages can have.
 
     Raises:
         ConfigError: the stage does not exist, or a parent key is not a mapping. The message starts with
@@ -25,18 +16,13 @@ def apply_override(
     """
     head, _, rest = key.partition(".")
     if head in ("stage", "stages") and rest:
-        for stage, field in _matching_stages(tree.get("stages") or [], rest, stage_settings, source):
+        for stage, field in _matching_stages(tree.get("stages") or [], rest, source):
             _set(stage, field, setting, source)
     else:
         _set(tree, key, setting, source)
 
 
-def _matching_stages(
-    stages: list[dict[str, Any]],
-    key: str,
-    stage_settings: Callable[[Collection[str]], Collection[str]],
-    source: str,
-) -> list[tuple[dict[str, Any], str]]:
+def _matching_stages(stages: list[dict[str, Any]], key: str, source: str) -> list[tuple[dict[str, Any], str]]:
     """The stages that `key` addresses (a field, optionally after a stage's name or number), with the
     field."""
     first, _, rest = key.partition(".")

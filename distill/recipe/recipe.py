@@ -7,12 +7,12 @@ A name can be followed by variants after a colon. A variant is a set of override
 """
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, Field, SerializeAsAny, field_validator, model_validator
+from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
 from evalsuite.distill.recipe.config import (
     ArchitectureConfig,
@@ -24,7 +24,7 @@ from evalsuite.distill.recipe.config import (
 )
 from evalsuite.distill.recipe.data_sources import DataSourceConfig, ResponsesSourceConfig
 from evalsuite.distill.recipe.overrides import apply_override
-from evalsuite.distill.recipe.stage import Stage, stage_settings
+from evalsuite.distill.recipe.stage import Stage
 from evalsuite.distill.recipe.study import Study
 from evalsuite.foundation import ConfigError, content_hash, nearest
 from evalsuite.foundation.strict import Distinct, Seed, Strict, parse
@@ -173,7 +173,7 @@ class Recipe(Strict):
         is the exception: all stages of the first recipes restarted, so a stage that continues is marked.
         Named students that are not trained do not count.
         """
-        fields = non_default_fields(self, leave_out=NON_HASHED_FIELDS)
+        fields = self.model_dump(mode="json", exclude=set(NON_HASHED_FIELDS), exclude_defaults=True)
         student = fields.pop("student", {})
         named = student.pop("named", {})
         if trained := {name: named[name] for name in self.student.mixers if name in named}:
@@ -317,27 +317,6 @@ NON_HASHED_FIELDS = (
 """Fields of a recipe that do not affect the trained weights."""
 
 
-def non_default_fields(model: BaseModel, leave_out: Collection[str] = ()) -> dict[str, Any]:
-    """The fields of a validated model that differ from their defaults, as plain JSON values."""
-    fields: dict[str, Any] = {}
-    for name, field in type(model).model_fields.items():
-        value = getattr(model, name)
-        if name in leave_out or value == field.get_default(call_default_factory=True):
-            continue
-        fields[name] = _plain(value)
-    return fields
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, BaseModel):
-        return non_default_fields(value)
-    if isinstance(value, dict):
-        return {key: _plain(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_plain(inner) for inner in value]
-    return value
-
-
 def _overrides(variants: Mapping[str, Any], name: str) -> dict[str, Any]:
     """What a variant changes; one that another name refers to is that one."""
     found = variants[name]
@@ -378,7 +357,7 @@ def load_recipe(name: str | Path, overrides: Iterable[str] = ()) -> Recipe:
         # Groups (`stages`) are set before keys inside them (`stage.tune.loss_mask`).
         changes = _overrides(offered, variant)
         for key, setting in sorted(changes.items(), key=lambda item: item[0].count(".")):
-            apply_override(value, key, setting, stage_settings, f"{source}, variant {variant}")
+            apply_override(value, key, setting, f"{source}, variant {variant}")
         if "name" in changes:
             names.append(str(value["name"]).removeprefix(f"{base}."))
     if len(names) > 1:
@@ -388,7 +367,7 @@ def load_recipe(name: str | Path, overrides: Iterable[str] = ()) -> Recipe:
         if not equals:
             raise ConfigError(f"--set {override}: expected key=value")
         origin = f"--set {override}"
-        apply_override(value, key.strip(), parse_yaml(setting, origin), stage_settings, origin)
+        apply_override(value, key.strip(), parse_yaml(setting, origin), origin)
         source = f"{path} with --set"
     return parse(value, Recipe, source)
 

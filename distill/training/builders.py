@@ -162,7 +162,7 @@ def build_models(
     architecture = recipe.architecture
     if architecture is not None:
         tokenizer = load_architecture_tokenizer(architecture)
-        config = architecture_config(architecture, len(tokenizer), tokenizer)
+        config = architecture_config(architecture, tokenizer)
         placement = place(ModelCost.of(config).num_params)
         model = placement.random(partial(_random_model, config), recipe.seed)
         (label,) = recipe.labels
@@ -392,14 +392,14 @@ def _random_model(config: Any) -> Any:
     return StudentForCausalLM.of_teacher(LlamaForCausalLM(config))
 
 
-def architecture_config(architecture: ArchitectureConfig, vocab_size: int, tokenizer: Any) -> Any:
+def architecture_config(architecture: ArchitectureConfig, tokenizer: Any) -> Any:
     """The config of a model from random weights."""
     from transformers import LlamaConfig
 
     sizes = architecture.model_dump(exclude={"tokenizer", "rope_theta"})
     return LlamaConfig(
         **sizes,
-        vocab_size=vocab_size,
+        vocab_size=len(tokenizer),
         rope_parameters={"rope_type": "default", "rope_theta": architecture.rope_theta},
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,

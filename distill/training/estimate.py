@@ -184,7 +184,7 @@ def recipe_costs(recipe: Recipe) -> tuple[ModelCost, ModelCost | None, list[Mode
     """The costs of the model that the students come from, of the teacher and of the students."""
     if recipe.architecture is not None:
         tokenizer = load_architecture_tokenizer(recipe.architecture)
-        cost = ModelCost.of(architecture_config(recipe.architecture, len(tokenizer), tokenizer))
+        cost = ModelCost.of(architecture_config(recipe.architecture, tokenizer))
         return cost, None, [cost]
     student = recipe.student
     path = recipe.teacher or student.shape_from or next(iter(student.initial_checkpoints.values()))

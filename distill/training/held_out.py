@@ -230,16 +230,12 @@ class HeldOut:
         return perplexity(self.losses(student, kl=False)[0])
 
     @torch.no_grad()
-    def hidden_distance(self, student: Any) -> float:
-        """Σ over layers of the mean over tokens of ‖U_teacher − U_student‖² (Eq. 4).
-
-        U is the residual stream after a layer's mixer; each model runs on its own hidden states.
-        """
-        return self.hidden_distances({None: student})[None]
-
-    @torch.no_grad()
     def hidden_distances(self, students: Mapping[K, Any]) -> dict[K, float]:
-        """`hidden_distance` of several students, for which the teacher runs once."""
+        """Σ over layers of the mean over tokens of ‖U_teacher − U_student‖² (Eq. 4), of several students.
+
+        U is the residual stream after a layer's mixer; each model runs on its own hidden states, the teacher
+        once.
+        """
         totals = dict.fromkeys(students, 0.0)
         for batch in self.batches:
             targets = [batch.select(each).float() for each in residual_streams(self.teacher, batch)]

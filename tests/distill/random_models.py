@@ -14,5 +14,6 @@ def build_random_model(architecture: ArchitectureConfig, vocab_size: int, tokeni
     """A Llama-style model whose weights `seed` determines."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        config = architecture_config(architecture, vocab_size, tokenizer)
+        config = architecture_config(architecture, tokenizer)
+        config.vocab_size = vocab_size
         return StudentForCausalLM.of_teacher(LlamaForCausalLM(config))

@@ -60,14 +60,14 @@ def test_stage_1_rounds_measure_the_aligned_student(context, tmp_path):
     all_linear = small_selector("ga_s1").aligned_student(context)
     first, second = (each["layer"] for each in result.details["rounds"])
     student = with_blocks_of(all_linear, context.teacher, [first, second])
-    distance = context.held_out.hidden_distance(student)
+    distance = context.held_out.hidden_distances({0: student})[0]
     assert result.details["rounds"][1]["scores"][second] == pytest.approx(-distance, rel=1e-6)
     assert result.cost.student_tokens == 512
     removed = selected("gr_s1", context, iterative=True)
     (kept,) = removed.layers
     gone = [layer for layer in range(3) if layer != kept]
     student = with_mixers_of(context.teacher, all_linear, gone)
-    distance = context.held_out.hidden_distance(student)
+    distance = context.held_out.hidden_distances({0: student})[0]
     last = removed.details["rounds"][-1]
     assert last["scores"][last["layer"]] == pytest.approx(distance, rel=1e-6)
 

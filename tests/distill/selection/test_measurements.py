@@ -98,9 +98,9 @@ def test_copy_trainable_copies_only_trainable_parameters(context):
 
 def test_distance_of_the_teacher_to_itself_is_zero(context):
     assert context.held_out.kl(context.teacher) == pytest.approx(0, abs=1e-6)
-    assert context.held_out.hidden_distance(context.teacher) == pytest.approx(0, abs=1e-6)
+    assert context.held_out.hidden_distances({0: context.teacher})[0] == pytest.approx(0, abs=1e-6)
     assert context.held_out.kl(context.all_linear) > 1e-3
-    assert context.held_out.hidden_distance(context.all_linear) > 1e-3
+    assert context.held_out.hidden_distances({0: context.all_linear})[0] > 1e-3
 
 
 @torch.no_grad()
@@ -126,7 +126,7 @@ def test_the_teacher_runs_once_for_all_candidates(context):
     for direction, sign in (("add", -1.0), ("remove", 1.0)):
         for layer in range(3):
             student = swap_layers(direction, candidates.model, context.teacher, [layer])
-            alone[direction, layer] = sign * held_out.hidden_distance(student)
+            alone[direction, layer] = sign * held_out.hidden_distances({0: student})[0]
     calls = []
     # Hybrids have the teacher's blocks and hooks.
     hook = context.teacher.register_forward_pre_hook(
@@ -147,7 +147,9 @@ def test_hidden_distance_sums_layers_and_averages_tokens(context):
         )
         expected += sum(((a - b).norm(dim=-1) ** 2).sum().item() for a, b in pairs)
     tokens = sum(batch.input_ids.numel() for batch in context.held_out.batches)
-    assert context.held_out.hidden_distance(context.all_linear) == pytest.approx(expected / tokens, rel=1e-4)
+    assert context.held_out.hidden_distances({0: context.all_linear})[0] == pytest.approx(
+        expected / tokens, rel=1e-4
+    )
     batch = context.held_out.batches[0]
     last = residual_streams(context.teacher, batch)[-1]
     block = context.teacher.model.layers[-1]

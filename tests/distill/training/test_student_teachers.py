@@ -80,7 +80,7 @@ def test_training_and_held_out_targets_are_the_same(
             found = batch.select(hidden_states(teacher, batch))
             torch.testing.assert_close(found, target, rtol=0, atol=0)
     assert held_out.kl(teacher) == pytest.approx(0, abs=1e-7)
-    assert held_out.hidden_distance(teacher) == 0
+    assert held_out.hidden_distances({0: teacher})[0] == 0
 
 
 @torch.no_grad()
