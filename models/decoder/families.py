@@ -42,8 +42,22 @@ class Family:
     served_by_vllm: bool = False
     """Whether the blocks are those of vLLM's Llama."""
 
+    def describe(self) -> str:
+        """What distinguishes it, in one sentence."""
+        places = {PRE: "before", POST: "after", SANDWICH: "before and after"}
+        found = [f"norms {places[self.norms]} mixer and MLP" if self.norms in places else "norms of its own"]
+        found += ["scaled embeddings"] * self.scales_embeddings
+        found += ["rotation by layer type"] * self.rotary_by_layer_type
+        return ", ".join(found + ["served by vLLM"] * self.served_by_vllm)
 
-FAMILIES: Registry[Family] = Registry("family")
+
+def _validate(family: Family) -> Family:
+    if not isinstance(family, Family):
+        raise TypeError(f"{family!r} is no Family")
+    return family
+
+
+FAMILIES: Registry[Family] = Registry("family", group="evalsuite.families", validate=_validate)
 for _name in ("llama", "mistral", "qwen2", "qwen3"):
     FAMILIES.add(_name, Family(served_by_vllm=True))
 FAMILIES.add("smollm3", Family())

@@ -14,12 +14,15 @@ from evalsuite.distill.optim.schedules import SCHEDULES
 from evalsuite.distill.recipe.stage import OBJECTIVES
 from evalsuite.distill.selection import SELECTORS
 from evalsuite.foundation.registry import Registry
+from evalsuite.models.decoder.families import FAMILIES
 from evalsuite.models.engines import ENGINES
 from evalsuite.models.mixers import MIXERS
 from evalsuite.protocols.scorers import SCORERS
 
 PACKAGE = Path(__file__).parent / "package"
-REGISTRIES: tuple[Registry, ...] = (MIXERS, OBJECTIVES, SCHEDULES, OPTIMIZERS, SELECTORS, ENGINES, SCORERS)
+REGISTRIES: tuple[Registry, ...] = (
+    MIXERS, OBJECTIVES, SCHEDULES, OPTIMIZERS, SELECTORS, FAMILIES, ENGINES, SCORERS,
+)  # fmt: skip
 """Registries that other packages extend."""
 
 EntryPoints = Mapping[str, Mapping[str, str]]

@@ -11,11 +11,14 @@ from typing import Any
 
 import pandas as pd
 import pytest
+import torch
 import yaml
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from evalsuite.api import RunConfig, distill, evaluate, load_run
 from evalsuite.cli.entry import main
 from evalsuite.distill.recipe import RECIPES
+from evalsuite.models import build_student
 from evalsuite.models.checkpoints.fingerprint import plugin_versions, source_hash
 from evalsuite.models.checkpoints.load import describe_checkpoint, load_checkpoint
 from evalsuite.models.decoder.config import StudentConfig
@@ -60,6 +63,7 @@ def suite(folder: Path) -> Path:
         ("objectives", "example_distillation"),
         ("schedules", "example_power"),
         ("optimizers", "example_momentum"),
+        ("families", "seed_oss"),
         ("selectors", "example_last_layers"),
         ("engines", "example_rereading"),
         ("scorers", "example_last_word"),
@@ -83,6 +87,20 @@ def test_the_fingerprint_follows_the_code_of_a_mixer(example: Path, monkeypatch:
     after = plugin_versions(config)
     assert after["mixers"] == before["mixers"]
     assert after != before
+
+
+def test_a_family_of_teachers_is_one_definition(example: Path) -> None:
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 64}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+    config = AutoConfig.for_model("seed_oss", pad_token_id=0, **sizes, **heads)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        teacher = AutoModelForCausalLM.from_config(config).eval()
+    row = torch.arange(12)[None]
+    with torch.no_grad():
+        student, hybrid = build_student(teacher, "softmax"), build_student(teacher, ["gla", "softmax"])
+        assert torch.equal(student(row).logits, teacher(row).logits)
+        assert not torch.equal(hybrid(row).logits, teacher(row).logits)
 
 
 def test_layers_are_selected(example: Path, tmp_path: Path) -> None:

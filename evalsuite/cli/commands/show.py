@@ -24,6 +24,7 @@ def add(commands: argparse._SubParsersAction) -> None:
         ("objectives", show_objectives, "the training objectives and the settings that only they have"),
         ("schedules", show_schedules, "the learning-rate schedules and the settings that only they have"),
         ("optimizers", show_optimizers, "the optimizers and the settings that only they have"),
+        ("families", show_families, "the families of teachers that can be distilled"),
         ("selectors", show_selectors, "the methods that choose the layers that stay softmax"),
         ("scorers", show_scorers, "the scorers of generated responses"),
         ("engines", show_engines, "the inference engines and whether they take arguments"),
@@ -138,6 +139,14 @@ def _print_with_settings(registry: Registry[Any], base: Any) -> int:
         own = [key for key in registry[name].model_fields if key not in base.model_fields]
         if own:
             print("    settings: " + ", ".join(own))
+    return 0
+
+
+def show_families(arguments: argparse.Namespace) -> int:
+    """Print the model type of every family of teachers and what distinguishes it."""
+    from evalsuite.models.decoder.families import FAMILIES, Family
+
+    list(print_registry(FAMILIES, Family.describe))
     return 0
 
 
