@@ -44,7 +44,7 @@ class Kernel:
     """Triton kernels of an op: a function with its name and arguments, in a module that needs Triton."""
 
     module: str
-    """Module below `evalsuite.models.ops`; imported when the kernel is first chosen."""
+    """Module in the op's package; imported when the kernel is first chosen."""
     dtypes: tuple[torch.dtype, ...] | None = None
     """Dtypes in which it applies; None: all but float64."""
     where: Callable[..., bool] | None = None
@@ -102,7 +102,9 @@ class Op(Generic[P, R]):
     def load(self, kind: Literal["training", "inference"]) -> Callable[..., R]:
         """The function of one of this op's kernels."""
         if (module := self._modules.get(kind)) is None:
-            module = self._modules[kind] = _import(getattr(self, kind).module)
+            module = self._modules[kind] = importlib.import_module(
+                f".{getattr(self, kind).module}", self.reference.__globals__["__package__"]
+            )
         return getattr(module, self.__name__)
 
     def has_kernel(self, x: Tensor, *form: Hashable) -> bool:
@@ -234,10 +236,6 @@ def warn_once(text: str) -> None:
     if text not in _messages:
         _messages.add(text)
         _log.warning(text)
-
-
-def _import(module: str) -> Any:
-    return importlib.import_module(f"evalsuite.models.ops.{module}")
 
 
 def _copied(value: Any, dtype: torch.dtype | None) -> Any:

@@ -21,7 +21,7 @@ def _decode_samples(draw: Draw, heads: int, kv_heads: int, width: int) -> Iterat
 
 @op(
     inference=Kernel(
-        module="attention.decode",
+        module="decode",
         dtypes=HALF,
         where=lambda query, *_: query.shape[-1] <= 256,
         form=lambda query, key, *_: (query.shape[1], key.shape[1], query.shape[3]),
@@ -56,7 +56,7 @@ def _branch_samples(draw: Draw, heads: int, kv_heads: int, width: int) -> Iterat
 
 @op(
     inference=Kernel(
-        module="attention.branch",
+        module="branch",
         dtypes=HALF,
         form=lambda query, key, *_: (query.shape[2], key.shape[1], query.shape[3]),
         samples=_branch_samples,
@@ -110,7 +110,7 @@ def _store_samples(draw: Draw, heads: int, kv_heads: int, width: int) -> Iterato
 
 @op(
     inference=Kernel(
-        module="attention.store",
+        module="store",
         dtypes=HALF,
         form=lambda query, key, *_: (query.shape[1], key.shape[1], query.shape[2]),
         samples=_store_samples,

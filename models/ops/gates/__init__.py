@@ -65,7 +65,7 @@ def input_scale(log_decay: Tensor) -> Tensor:
     return (-torch.expm1(2 * log_decay)).clamp_min(1e-8).sqrt()
 
 
-@op(training=Kernel(module="gates.training", where=lambda logits, *_: logits.requires_grad))
+@op(training=Kernel(module="training", where=lambda logits, *_: logits.requires_grad))
 def gla_gate_and_scale(logits: Tensor, k: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     """Gate of GLA: log α = logsigmoid(logits) / temperature in float32, and √(1 − α²) k; all [B, T, H, D]."""
     log_decay = functional.logsigmoid(upcast_fp32(logits)) / temperature
@@ -77,7 +77,7 @@ def _samples(draw: Draw) -> Iterator[tuple[Any, ...]]:
     yield a, b, draw(9), draw(9), 2.0
 
 
-@op(inference=Kernel(module="gates.inference", samples=_samples))
+@op(inference=Kernel(module="inference", samples=_samples))
 def gates_of_logits(
     a: Tensor, b: Tensor, bias: Tensor | None, rate: Tensor, most: float
 ) -> tuple[Tensor, Tensor]:

@@ -19,7 +19,7 @@ def _samples(draw: Draw) -> Iterator[tuple[Any, ...]]:
     yield logits, 0, bounds, tokens, torch.empty_like(tokens, dtype=torch.float32), tokens > 0
 
 
-@op(inference=Kernel(module="logprobs.inference", samples=_samples))
+@op(inference=Kernel(module="inference", samples=_samples))
 def row_logprobs(
     logits: Tensor, first_row: int, bounds: Tensor, tokens: Tensor, logprobs: Tensor, is_argmax: Tensor
 ) -> tuple[Tensor, Tensor]:

@@ -74,7 +74,7 @@ def _samples(draw: Draw, decay: DecayShape, delta: bool) -> Iterator[tuple[Any, 
         )
 
 
-@op(inference=Kernel(module="recurrence.decode", samples=_samples))
+@op(inference=Kernel(module="decode", samples=_samples))
 def recurrent(inputs: RecurrenceInputs) -> tuple[Tensor, Tensor]:
     """Compute the recurrence of rows without `cu_seqlens` token by token, in float32.
 

@@ -16,8 +16,8 @@ def _samples(draw: Draw) -> Iterator[tuple[Any, ...]]:
 
 
 @op(
-    training=Kernel(module="rms_norm.training"),
-    inference=Kernel(module="rms_norm.inference", samples=_samples),
+    training=Kernel(module="training"),
+    inference=Kernel(module="inference", samples=_samples),
 )
 def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """RMSNorm of s = x + residual: s / √(mean s² + eps) · weight, rounded before the gain as in Llama.
@@ -43,10 +43,8 @@ def _pairs(draw: Draw) -> Iterator[tuple[Any, ...]]:
 
 @op(
     # fla's kernel autotunes per number of tokens.
-    training=Kernel(
-        module="rms_norm.training", where=lambda x, *_: x.shape[1] > 1 and torch.is_grad_enabled()
-    ),
-    inference=Kernel(module="rms_norm.inference", samples=_pairs),
+    training=Kernel(module="training", where=lambda x, *_: x.shape[1] > 1 and torch.is_grad_enabled()),
+    inference=Kernel(module="inference", samples=_pairs),
 )
 def l2_norm(*parts: Tensor) -> tuple[Tensor, ...]:
     """Scale the last axis of each tensor [B, T, ..., D] to length one; zero vectors stay zero."""

@@ -21,10 +21,10 @@ def _samples(draw: Draw) -> Iterator[tuple[Any, ...]]:
 
 @op(
     training=Kernel(
-        module="rotary.training",
+        module="training",
         where=lambda x, cos, sin: torch.is_grad_enabled() and _rotates_all(x, cos, sin),
     ),
-    inference=Kernel(module="rotary.inference", where=_rotates_all, samples=_samples),
+    inference=Kernel(module="inference", where=_rotates_all, samples=_samples),
 )
 def rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotary position embedding in Llama's half-split layout (arXiv 2104.09864).

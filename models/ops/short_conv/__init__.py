@@ -56,8 +56,8 @@ def _samples(draw: Draw) -> Iterator[tuple[Any, ...]]:
 
 
 @op(
-    training=Kernel(module="short_conv.training", where=_trains),
-    inference=Kernel(module="short_conv.inference", where=_infers, samples=_samples),
+    training=Kernel(module="training", where=_trains),
+    inference=Kernel(module="inference", where=_infers, samples=_samples),
 )
 def short_convolutions(
     parts: Sequence[Tensor],

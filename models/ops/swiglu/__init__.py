@@ -21,15 +21,15 @@ def _samples(draw: Draw) -> Iterator[tuple[Any, ...]]:
 
 
 @op(
-    training=Kernel(module="swiglu.training", where=_alike),
-    inference=Kernel(module="swiglu.inference", where=_alike, samples=_samples),
+    training=Kernel(module="training", where=_alike),
+    inference=Kernel(module="inference", where=_alike, samples=_samples),
 )
 def swiglu(gate: Tensor, x: Tensor) -> Tensor:
     """silu(gate) · x, both [..., D]."""
     return x * functional.silu(gate)
 
 
-@op(training=Kernel(module="swiglu.training", where=lambda *_: torch.is_grad_enabled()))
+@op(training=Kernel(module="training", where=lambda *_: torch.is_grad_enabled()))
 def swiglu_linear(gate: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """(silu(gate) · x) weightᵀ + bias: [..., D] → [..., D_out].
 

@@ -1,5 +1,6 @@
 """Which implementation of an op runs, and what happens if a kernel fails its proof."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from types import SimpleNamespace
@@ -20,7 +21,8 @@ def samples(draw: Draw, *form: int) -> Iterator[tuple[Any, ...]]:
 def make(
     monkeypatch: pytest.MonkeyPatch, factor: float = 1.0, **inference: Any
 ) -> Op[[Tensor, Tensor], Tensor]:
-    """An op whose kernels return the sum of the arguments times a factor; that of training refuses ones."""
+    """An op of another package than evalsuite.models.ops, whose kernels return the sum of the arguments times
+    a factor; that of training refuses ones."""
 
     @op(
         training=Kernel(module="training", where=lambda x, y: x.shape[0] > 1),
@@ -37,9 +39,11 @@ def make(
 
         return SimpleNamespace(add=compute)
 
+    for kind in ("training", "inference"):
+        monkeypatch.setitem(sys.modules, f"{__package__}.{kind}", kernel(kind))
+
     calls: list[str] = []
     add.calls = calls  # type: ignore[attr-defined]
-    monkeypatch.setattr(dispatch, "_import", kernel)
     monkeypatch.setattr(dispatch, "use_triton", lambda x: True)
     monkeypatch.setattr(dispatch, "_messages", set())
     return add
