@@ -116,7 +116,11 @@ class SoftmaxMixer(Mixer):
         assert set(found.missing_keys) == source.keys() - chosen.keys()
 
     def cache_spec(self) -> CacheSpec:
+        """Keys and values per token; with sinks a state of constant size."""
         shape = self.attention_shape
+        if self.span.sinks:
+            heads, width = shape.num_kv_heads, shape.head_dim
+            return CacheSpec(states=state_shapes(self.span, heads, width, width))
         return CacheSpec(kv_width=2 * shape.num_kv_heads * shape.head_dim, span=self.span)
 
     def mixing_flops(self, length: int) -> float:
@@ -304,13 +308,6 @@ class SlidingWindowMixer(SoftmaxMixer):
     def make_span(cls, options: SlidingWindowOptions, teacher_window: int | None) -> AttentionSpan:
         """The smaller of the two windows."""
         return AttentionSpan(min(options.window, teacher_window or options.window), options.sinks)
-
-    def cache_spec(self) -> CacheSpec:
-        """With sinks a state of constant size, instead of keys and values per token."""
-        if not self.span.sinks:
-            return super().cache_spec()
-        shape = self.attention_shape
-        return CacheSpec(states=state_shapes(self.span, shape.num_kv_heads, shape.head_dim, shape.head_dim))
 
 
 def additive_mask(mask: Tensor, dtype: torch.dtype) -> Tensor:
