@@ -207,8 +207,8 @@ class LossTokens:
         if chunk_size is None:
             size = torch.promote_types(self.hidden.dtype, torch.float32).itemsize
             chunk_size = max(256, DEFAULT_CHUNK_BYTES // (size * weight.shape[0]))
-            fused = row_losses.applies(self.hidden, ce=config.ce, temperature=config.temperature)
-            if _is_default(config) and fused:
+            weighs = {"ce": config.ce, "temperature": config.temperature}
+            if _is_default(config) and row_losses.applies(self.hidden, **weighs):
                 chunk_size = min(TRITON_CHUNK_SIZE, 4 * chunk_size)
         result: tuple[Tensor, Tensor, Tensor] = _FusedLinearDistillation.apply(
             self.hidden, weight, self, config, chunk_size

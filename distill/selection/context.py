@@ -53,7 +53,10 @@ class ProgressLog:
     def __init__(self, path: Path, *, teacher: str, about: dict[str, Any], writes: bool = True) -> None:
         self.path, self._writes = path, writes
         self._header = {"schema": SCHEMA, "teacher": teacher, "about": about}
-        header, *self.rows = list(read_jsonl(path)) or [self._header]
+        known = list(read_jsonl(path))
+        header, *self.rows = known or [self._header]
+        # A file without a row can be one whose writing was cut short.
+        self._has_header = bool(known)
         if header.get("teacher") != teacher:
             raise RunFolderError(
                 f"{path} belongs to another teacher (weights {header.get('teacher')}, not {teacher}); choose "
@@ -69,7 +72,8 @@ class ProgressLog:
         """Append a row and flush it to disk."""
         self.rows.append(row)
         if self._writes:
-            append_jsonl(self.path, [row] if self.path.exists() else [self._header, row])
+            append_jsonl(self.path, [row] if self._has_header else [self._header, row])
+        self._has_header = True
 
     def truncate(self, rows: int) -> None:
         """Drop all but the first rows: those after the state that training resumes from."""

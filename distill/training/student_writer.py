@@ -106,7 +106,7 @@ def save_checkpoint(
     Args:
         weights: the model's parameters by name, all of one dtype.
         loss_curve: rows of training.jsonl; empty: no such file.
-        card: text of README.md.
+        card: text of README.md; empty: no such file.
 
     Raises:
         RunFolderError: the disk is full or the folder cannot be written.
@@ -126,7 +126,8 @@ def save_checkpoint(
             with open(path, "rb") as file:
                 os.fsync(file.fileno())
         write_json(partial / "lineage.json", lineage)
-        write_text(partial / CARD, card)
+        if card:
+            write_text(partial / CARD, card)
         if loss_curve:
             write_jsonl(partial / TRAINING, loss_curve)
         shutil.rmtree(folder, ignore_errors=True)
