@@ -229,8 +229,8 @@ class Block(GradientCheckpointingLayer):
 
     def _mlp(self, x: Tensor) -> Tensor:
         mlp, down = self.mlp, self.mlp.down_proj
-        # Adapters and autocast need the modules' own calls.
-        if self.is_swiglu and type(down) is nn.Linear and x.dtype == down.weight.dtype:
+        # Adapters need the module's own call.
+        if self.is_swiglu and type(down) is nn.Linear:
             return swiglu_linear(mlp.gate_proj(x), mlp.up_proj(x), down.weight, down.bias)
         return mlp(x)
 

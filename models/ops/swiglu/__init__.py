@@ -14,6 +14,11 @@ def _alike(gate: Tensor, x: Tensor) -> bool:
     return gate.dtype == x.dtype
 
 
+def _trains(gate: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    # Under autocast the weight is not of the product's type.
+    return torch.is_grad_enabled() and gate.dtype == x.dtype == weight.dtype
+
+
 def _samples(draw: Draw) -> Iterator[tuple[Any, ...]]:
     # Parts of one projection, and rows of their own.
     yield draw(3, 5, 160).split(80, -1)
@@ -29,7 +34,7 @@ def swiglu(gate: Tensor, x: Tensor) -> Tensor:
     return x * functional.silu(gate)
 
 
-@op(training=Kernel(module="training", where=lambda *_: torch.is_grad_enabled()))
+@op(training=Kernel(module="training", where=_trains))
 def swiglu_linear(gate: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """(silu(gate) · x) weightᵀ + bias: [..., D] → [..., D_out].
 

@@ -4,7 +4,6 @@ Runs on a CUDA device, or on a CPU under Triton's interpreter (see test_interpre
 """
 
 from collections.abc import Iterator
-from importlib import import_module
 from typing import Any
 
 import pytest
@@ -63,9 +62,8 @@ def test_the_kernel_proves_right_and_a_wrong_one_does_not(
         off = max(each.deviations(device, dtype, *form))
     assert off < {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.5e-2}[dtype]
     assert each.proven(device, dtype, *form)
-    assert each.inference is not None
-    module = import_module(f"evalsuite.models.ops.{each.inference.module}")
-    right = getattr(module, each.__name__)
+    right = each.load("inference")
+    module = each._modules["inference"]
     outputs = len(list(flat(right(*next(iter(sample(each, form, device, dtype)))))))
     for changed in range(outputs):
 
