@@ -1,10 +1,14 @@
 """Maps the top-level rooms into the one namespace `evalsuite`; everything else is in pyproject.toml."""
 
+import sys
+
 from setuptools import find_namespace_packages, setup
 
 ROOMS = ("models", "tasks", "distill", "reports")
 # Folders of data (recipes, suites, templates) count as packages, so that what is in them is shipped.
 UNSHIPPED = ["*__pycache__*", "results*"]
+if "editable_wheel" not in sys.argv:  # studies run from a checkout alone
+    UNSHIPPED.append("studies*")
 
 
 def inside(folder: str, name: str) -> list[str]:

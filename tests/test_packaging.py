@@ -59,15 +59,15 @@ def test_a_wheel_holds_every_file_of_every_room(wheel: zipfile.ZipFile) -> None:
     assert "evalsuite/py.typed" in held
     for room in ROOMS:
         for path in (ROOT / room).rglob("*"):
-            unshipped = {"__pycache__", "results"} & set(path.parts)
+            unshipped = {"__pycache__", "results", "studies"} & set(path.parts)
             if path.is_file() and not unshipped and not path.name.startswith("."):
                 assert f"evalsuite/{room}/{path.relative_to(ROOT / room)}" in held
 
 
 @pytest.mark.slow
-def test_a_wheel_holds_no_results_and_no_tests(wheel: zipfile.ZipFile) -> None:
+def test_a_wheel_holds_no_results_no_studies_and_no_tests(wheel: zipfile.ZipFile) -> None:
     for name in wheel.namelist():
-        assert not {"results", "tests", "docs"} & set(Path(name).parts), name
+        assert not {"results", "studies", "tests", "docs"} & set(Path(name).parts), name
 
 
 HEAVY = ("torch", "transformers", "tokenizers", "safetensors", "gguf", "datasets", "lm_eval", "evalscope")

@@ -17,7 +17,7 @@ ALLOWED = {
     "distill": {"foundation", "distill", "models", "tasks"},
 }
 FOLDERS = {
-    "evalsuite": {"cli", "evaluation", "executors", "protocols", "foundation", "study"},
+    "evalsuite": {"cli", "evaluation", "executors", "protocols", "foundation"},
     "tasks": {"benchmarks", "suites", "sources", "synthetic"},
     "models": {
         "benchmark",
@@ -41,6 +41,7 @@ FOLDERS = {
         "gate",
         "references",
         "results",
+        "studies",
         "examples",
     },
     "docs": {"extend", "how-to", "notebooks", "reference"},
@@ -63,9 +64,19 @@ FOLDERS = {
 }
 
 
+STUDIES = ROOT / "reports/studies"
+"""Not part of the product, and free to import all of it."""
+
+
 def modules(*rooms: str) -> list[Path]:
-    """Python files of the given rooms, without what Python itself leaves behind."""
-    return [path for room in rooms for path in (ROOT / room).rglob("*.py") if "__pycache__" not in path.parts]
+    """Python files of the given rooms, without what Python itself leaves behind; studies are a room."""
+    return [
+        path
+        for room in rooms
+        for path in (ROOT / room).rglob("*.py")
+        if "__pycache__" not in path.parts
+        and (path.is_relative_to(STUDIES) == (ROOT / room).is_relative_to(STUDIES))
+    ]
 
 
 def imports(path: Path) -> set[str]:
@@ -99,14 +110,22 @@ def test_reports_never_import_torch() -> None:
         assert not roots & {"torch", "transformers"}, path
 
 
-def test_no_product_module_imports_a_test() -> None:
+def test_no_product_module_imports_a_test_or_a_study() -> None:
     for path in modules(*ROOMS):
+        names = imports(path)
+        assert not {name for name in names if name.split(".")[0] == "tests"}, path
+        assert not {name for name in names if name.startswith("evalsuite.reports.studies")}, path
+
+
+def test_no_study_imports_a_test() -> None:
+    for path in modules("reports/studies"):
         assert not {name for name in imports(path) if name.split(".")[0] == "tests"}, path
 
 
 def test_no_files_or_folders_import_one_another_in_a_circle() -> None:
-    sources = {module_name(path, ROOT): path.read_text() for path in modules(*ROOMS)}
-    assert circles(import_graph(sources)) == []
+    for rooms in (ROOMS, ("reports/studies",)):
+        sources = {module_name(path, ROOT): path.read_text() for path in modules(*rooms)}
+        assert circles(import_graph(sources)) == []
 
 
 @pytest.mark.parametrize(
@@ -135,11 +154,13 @@ def test_a_circle_is_found(text: str, hidden: str) -> None:
 
 @pytest.mark.parametrize("room", FOLDERS)
 def test_folders_are_those_of_the_plan(room: str) -> None:
-    found = {path.name for path in (ROOT / room).iterdir() if path.is_dir() and path.name[0] not in "._"}
+    files = [path.relative_to(ROOT / room).parts for path in (ROOT / room).rglob("*") if path.is_file()]
+    found = {parts[0] for parts in files if len(parts) > 1 and "__pycache__" not in parts}
+    found = {name for name in found if name[0] not in "._"}
     assert found <= FOLDERS[room], f"{room}/ holds {sorted(found - FOLDERS[room])}"
 
 
 def test_every_package_has_a_docstring() -> None:
-    for path in modules(*ROOMS):
+    for path in modules(*ROOMS, "reports/studies"):
         if path.name != "__init__.py":
             assert ast.get_docstring(ast.parse(path.read_text())), f"{path.relative_to(ROOT)}: no docstring"

@@ -25,7 +25,6 @@ from evalsuite.distill.recipe.config import (
 from evalsuite.distill.recipe.data_sources import DataSourceConfig, ResponsesSourceConfig
 from evalsuite.distill.recipe.overrides import apply_override
 from evalsuite.distill.recipe.stage import Stage
-from evalsuite.distill.recipe.study import Study
 from evalsuite.foundation import ConfigError, content_hash, nearest
 from evalsuite.foundation.strict import Distinct, Seed, Strict, parse
 from evalsuite.foundation.strict_yaml import parse_yaml, read_yaml
@@ -161,8 +160,6 @@ class Recipe(Strict):
     variants: dict[str, dict[str, Any] | str] = Field(default_factory=dict)
     """Name → overrides, for the ablations of the source; select with `recipe:name`. A row that occurs in
     several tables is written once: its other names have the name of the first, instead of overrides."""
-    study: Study | None = None
-    """Which variants a study compares, with `python -m evalsuite.study`."""
 
     @property
     def hash(self) -> str:
@@ -269,9 +266,6 @@ class Recipe(Strict):
                     f"student.initial_checkpoints.{mixer}: there is no variant '{path[1:]}'"
                     f"{nearest(path[1:], self.variants)}"
                 )
-        for variant in sorted(self.study.variants) if self.study is not None else ():
-            if variant not in self.variants:
-                raise ValueError(f"study: there is no variant '{variant}'{nearest(variant, self.variants)}")
         if self.architecture is not None:
             if self.teacher is not None:
                 raise ValueError("'architecture' starts from random weights and has no 'teacher'")
@@ -305,7 +299,6 @@ NON_HASHED_FIELDS = (
     "source",
     "notes",
     "variants",
-    "study",
     "checkpoint",
     "validation",
     "divergence",

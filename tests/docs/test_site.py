@@ -31,8 +31,9 @@ class Loads(HTMLParser):
 
 
 def config_classes() -> dict[str, list[str]]:
-    """Public subclasses of Strict in the sources: name → the fields that they define."""
-    trees = [ast.parse(path.read_text()) for room in ROOMS for path in (ROOT / room).rglob("*.py")]
+    """Public subclasses of Strict in the product's sources: name → the fields that they define."""
+    paths = [path for room in ROOMS for path in (ROOT / room).rglob("*.py") if "studies" not in path.parts]
+    trees = [ast.parse(path.read_text()) for path in paths]
     definitions = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
     known = {"Strict"}
     while True:

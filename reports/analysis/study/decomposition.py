@@ -111,7 +111,7 @@ class Agreement:
 
 
 def exposure(rows: Sequence[Mapping[str, Sequence[float]]]) -> list[Agreement]:
-    """Return agreement by position, from rows of `evalsuite.exposure`.
+    """Return agreement by position, from rows of `evalsuite.reports.studies.training_choices.exposure`.
 
     Exposure is the difference between `forced` and `free`: what a student would still get right if it had
     not left the teacher's response before.

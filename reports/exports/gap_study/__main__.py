@@ -19,7 +19,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Write the page; returns 64 for input that cannot be read."""
     parser = argparse.ArgumentParser(prog="python -m evalsuite.reports.exports.gap_study")
     parser.add_argument("run", type=Path, help="run folder with scores")
-    parser.add_argument("--study", type=Path, required=True, help="output folder of evalsuite.study")
+    parser.add_argument(
+        "--study",
+        type=Path,
+        required=True,
+        help="output folder of evalsuite.reports.studies.training_choices",
+    )
     parser.add_argument("--rule", type=Path, help="rule of admission (default: that of `evalsuite admit`)")
     parser.add_argument(
         "--page",

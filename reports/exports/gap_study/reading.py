@@ -48,7 +48,7 @@ def read_study(run: Path, folder: Path, benchmarks: Sequence[str]) -> StudyData:
 
     Args:
         run: run folder with the scores of the teacher and of the students, whose labels are the runs' names.
-        folder: output of `evalsuite.study`: ``study.json``, ``exposure/``, ``runs.jsonl``.
+        folder: output of the study: ``study.json``, ``exposure/``, ``runs.jsonl``.
         benchmarks: the admitted ones.
 
     Raises:

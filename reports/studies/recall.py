@@ -1,6 +1,6 @@
 """How well students look back: distances on held-out text by token class, and spans that come back.
 
-    python -m evalsuite.study.recall RECIPE kda=students/kda far=students/variants/far/kda --out recall
+    python -m evalsuite.reports.studies.recall RECIPE kda=students/kda far=students/far/kda --out recall
 
 Students are compared with the recipe's teacher on the held-out part of its natural text: sources that repeat
 chunks are left out. One file per student is written below --out, `summary.csv` has all of them, and
@@ -226,7 +226,7 @@ def summaries(out: Path) -> list[dict[str, Any]]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, write the table, or choose."""
     parser = argparse.ArgumentParser(
-        prog="python -m evalsuite.study.recall",
+        prog="python -m evalsuite.reports.studies.recall",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -284,4 +284,4 @@ def _text(value: Any) -> str:
 
 
 if __name__ == "__main__":
-    run_module("evalsuite.study.recall", main)
+    run_module("evalsuite.reports.studies.recall", main)

@@ -8,7 +8,7 @@ import pytest
 from evalsuite.distill import distill
 from evalsuite.distill.recipe import write_recipe
 from evalsuite.foundation import ConfigError
-from evalsuite.study.recall import CLASSES, choose, classes_of, main, summary
+from evalsuite.reports.studies.recall import CLASSES, choose, classes_of, main, summary
 
 
 def test_classes_of_tokens_by_distance():

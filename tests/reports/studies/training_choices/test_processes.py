@@ -9,15 +9,16 @@ import pytest
 from evalsuite.executors.gpus import VISIBLE, visible_gpus
 from evalsuite.foundation import ConfigError, RunFolderError, files
 from evalsuite.foundation.files import locked
-from evalsuite.study import processes
-from evalsuite.study.__main__ import main
-from evalsuite.study.jobs import Job, Setting
-from evalsuite.study.processes import HELD, carry_out, run_study
-from tests.distill.study_worker import work
+from evalsuite.reports.studies.training_choices import processes
+from evalsuite.reports.studies.training_choices.__main__ import main
+from evalsuite.reports.studies.training_choices.design import DESIGNS
+from evalsuite.reports.studies.training_choices.jobs import Job, Setting
+from evalsuite.reports.studies.training_choices.processes import HELD, carry_out, run_study
+from tests.reports.studies.training_choices.study_worker import work
 
 
 def _setting(out: Path) -> Setting:
-    return Setting(recipe="r", teacher="t", requests=out, out=out)
+    return Setting(study="r", teacher="t", requests=out, out=out)
 
 
 def _job(out: Path, name: str, *needs: str) -> Job:
@@ -121,7 +122,11 @@ def test_errors_of_the_command_are_no_verdict_of_the_gate(
 ) -> None:
     given = ["--teacher", "t", "--requests", str(tmp_path), "--out", str(tmp_path / "out")]
     assert main(["gap-study-smolm2", *given]) == ConfigError.exit_code
-    assert main(["generator", *given]) == ConfigError.exit_code
+    design = tmp_path / "design.yaml"
+    design.write_text(
+        (DESIGNS / "gap-study-smollm2.yaml").read_text().replace("recipe: gap-study", "recipe: gap-stud")
+    )
+    assert main([str(design), *given]) == ConfigError.exit_code
     lines = capsys.readouterr().err.splitlines()
     assert "did you mean 'gap-study-smollm2'" in lines[0]
-    assert lines[1] == "evalsuite.study: recipe generator has no 'study' block"
+    assert "unknown recipe 'gap-stud-smollm2'" in lines[1]

@@ -6,23 +6,29 @@ from argparse import Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
-import evalsuite.study
+import evalsuite.reports.studies.training_choices
 from evalsuite.cli.exit_codes import guarded
 from evalsuite.cli.interrupts import interruptible
 from evalsuite.cli.parser import Parser
 from evalsuite.executors.gpus import visible_gpus
 from evalsuite.foundation import append_jsonl, write_json
-from evalsuite.study.jobs import DESIGN, Setting, load_study, study_design, study_jobs
-from evalsuite.study.processes import run_study
+from evalsuite.reports.studies.training_choices.jobs import (
+    DESIGN,
+    Setting,
+    load_study,
+    study_design,
+    study_jobs,
+)
+from evalsuite.reports.studies.training_choices.processes import run_study
 
-NAME = "evalsuite.study"
+NAME = "evalsuite.reports.studies.training_choices"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a study from the command line. Returns 0 if all runs are finished, 1 otherwise."""
-    description = (evalsuite.study.__doc__ or "").splitlines()[0]
+    description = (evalsuite.reports.studies.training_choices.__doc__ or "").splitlines()[0]
     parser = Parser(prog=f"python -m {NAME}", description=description)
-    parser.add_argument("recipe", help="a recipe with a study block")
+    parser.add_argument("study", help="a design: a name in designs/, or a YAML file")
     parser.add_argument("--teacher", required=True, help="checkpoint of the teacher")
     parser.add_argument("--requests", type=Path, required=True, help="run folder with built requests")
     parser.add_argument("--out", type=Path, required=True, help="folder; repeat the command to resume")
@@ -38,16 +44,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(given: Namespace) -> int:
     setting = Setting(
-        recipe=given.recipe,
+        study=given.study,
         teacher=given.teacher,
         requests=given.requests,
         out=given.out,
         overrides=tuple(given.overrides),
         device=given.device,
     )
-    study = load_study(setting)
+    study = load_study(given.study)
     jobs = study_jobs(study, setting)[: given.runs]
-    write_json(setting.out / DESIGN, study_design(setting.recipe, study))
+    write_json(setting.out / DESIGN, study_design(study))
     if given.dry_run:
         print("\n".join(f"{'done' if job.done.exists() else '    '} {job.name}" for job in jobs))
         return 0

@@ -1,21 +1,25 @@
-"""Studies: the runs of a recipe that differ in one choice at a time.
+"""Designs: the runs of a recipe that differ in one choice at a time.
 
-A recipe with a `study` block names its variants by role: students, and the arms of axes. Every run is one
-student, at most one arm and one seed; `base` is the run without an arm.
+A design names variants of its recipe by role: students, and the arms of axes. Every run is one student, at
+most one arm and one seed; `base` is the run without an arm.
 
-    for run in study_runs(recipe):
-        load_recipe(f"gap-study-pocket-10m:{','.join(run.variants)}", [f"seed={run.seed}"])
+    study = load_study("gap-study-pocket-10m")
+    for run in study_runs(study):
+        load_recipe(f"{study.recipe}:{','.join(run.variants)}", [f"seed={run.seed}"])
 """
 
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from evalsuite.foundation import nearest
-from evalsuite.foundation.strict import Distinct, Seed, Strict
+from evalsuite.distill import load_recipe
+from evalsuite.foundation import ConfigError, nearest
+from evalsuite.foundation.strict import Distinct, Seed, Strict, load
 
+DESIGNS = Path(__file__).parent / "designs"
 BASE = "base"
 """Name of the run without an arm."""
 
@@ -51,6 +55,8 @@ class LayerSelection(Strict):
 class Study(Strict):
     """Students × arms × seeds, and the suite that evaluates them."""
 
+    recipe: str
+    """Recipe whose variants are compared: a name or a YAML file."""
     suite: str
     """Suite of both protocols on the same documents."""
     seeds: Annotated[list[Seed], Distinct] = Field(min_length=1)
@@ -87,6 +93,28 @@ class Study(Strict):
             if axis.compared_with not in (BASE, *axis.arms):
                 raise ValueError(f"axes.{name}.compared_with: '{axis.compared_with}' is none of its arms")
         return self
+
+
+def load_study(name: str) -> Study:
+    """Return the study of a design in `designs/`, or in any YAML file.
+
+    Raises:
+        ConfigError: unknown design, recipe or variant.
+    """
+    path = Path(name)
+    if path.suffix not in (".yaml", ".yml"):
+        path = DESIGNS / f"{name}.yaml"
+        if not path.is_file():
+            known = sorted(each.stem for each in DESIGNS.glob("*.yaml"))
+            raise ConfigError(f"unknown study '{name}'{nearest(name, known)}")
+    study = load(path, Study)
+    variants = load_recipe(study.recipe).variants
+    for variant in sorted(study.variants):
+        if variant not in variants:
+            raise ConfigError(
+                f"{path}: recipe {study.recipe} has no variant '{variant}'{nearest(variant, variants)}"
+            )
+    return study
 
 
 @dataclass(frozen=True, slots=True)

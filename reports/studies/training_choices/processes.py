@@ -16,7 +16,7 @@ from typing import NamedTuple
 from evalsuite.executors.gpus import VISIBLE
 from evalsuite.foundation import EvalsuiteError, RunFolderError
 from evalsuite.foundation.files import locked
-from evalsuite.study.jobs import Job, Setting, run_job
+from evalsuite.reports.studies.training_choices.jobs import Job, Setting, run_job
 
 HELD = "another driver of this study has it"
 """Reply of a worker to a job that is running, or finished meanwhile, under another driver."""

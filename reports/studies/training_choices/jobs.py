@@ -7,8 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from evalsuite.distill import load_recipe
-from evalsuite.distill.recipe.study import BASE, Study, StudyRun, study_runs
-from evalsuite.foundation import ConfigError
+from evalsuite.reports.studies.training_choices.design import (
+    BASE,
+    Study,
+    StudyRun,
+    load_study,
+    study_runs,
+)
 
 TEACHER = "teacher"
 SELECTION = "selection"
@@ -20,7 +25,8 @@ DESIGN = "study.json"
 class Setting:
     """What all runs of one call share."""
 
-    recipe: str
+    study: str
+    """A design: a name or a YAML file."""
     teacher: str
     requests: Path
     out: Path
@@ -70,7 +76,7 @@ def study_jobs(study: Study, setting: Setting) -> list[Job]:
     return jobs
 
 
-def study_design(recipe: str, study: Study) -> dict[str, Any]:
+def study_design(study: Study) -> dict[str, Any]:
     """Return what a report needs of a study: its axes, and the run behind every label."""
     runs = [
         {"name": run.name, "student": run.student, "arm": run.arm, "seed": run.seed}
@@ -78,7 +84,7 @@ def study_design(recipe: str, study: Study) -> dict[str, Any]:
     ]
     axes = {name: axis.model_dump(mode="json") for name, axis in study.axes.items()}
     hybrids = [] if study.selection is None else study.selection.students
-    return {"recipe": recipe, "suite": study.suite, "axes": axes, "hybrids": hybrids, "runs": runs}
+    return {"recipe": study.recipe, "suite": study.suite, "axes": axes, "hybrids": hybrids, "runs": runs}
 
 
 def run_job(job: Job, setting: Setting) -> None:
@@ -102,23 +108,11 @@ def run_overrides(run: StudyRun, study: Study, setting: Setting) -> list[str]:
     """Return what a run overrides besides its variants: seed, teacher and selected layers."""
     overrides = [f"teacher={json.dumps(setting.teacher)}", f"seed={run.seed}", *setting.overrides]
     selected = study.selection is not None and run.student in study.selection.students
-    recipe = load_recipe(setting.recipe)
+    recipe = load_recipe(study.recipe)
     arm = recipe.overrides(run.arm) if run.arm in recipe.variants else {}
     if selected and "student.softmax_layers" not in arm:
         overrides.append(f"student.softmax_layers={json.dumps(str(setting.layers))}")
     return overrides
-
-
-def load_study(setting: Setting) -> Study:
-    """Return the study of a recipe.
-
-    Raises:
-        ConfigError: the recipe has none.
-    """
-    study = load_recipe(setting.recipe).study
-    if study is None:
-        raise ConfigError(f"recipe {setting.recipe} has no 'study' block")
-    return study
 
 
 def _distil(run: StudyRun, setting: Setting) -> None:
@@ -127,9 +121,8 @@ def _distil(run: StudyRun, setting: Setting) -> None:
     target, folder = setting.student(run.name), setting.out / "training" / run.name
     if target.exists():
         return
-    recipe = load_recipe(
-        f"{setting.recipe}:{','.join(run.variants)}", run_overrides(run, load_study(setting), setting)
-    )
+    study = load_study(setting.study)
+    recipe = load_recipe(f"{study.recipe}:{','.join(run.variants)}", run_overrides(run, study, setting))
     (made,) = distill(recipe, folder, device=setting.device, quiet=True)
     target.parent.mkdir(parents=True, exist_ok=True)
     made.rename(target)
@@ -138,13 +131,13 @@ def _distil(run: StudyRun, setting: Setting) -> None:
 def _select(setting: Setting) -> None:
     from evalsuite.distill.selection import load_selector, select
 
-    study = load_study(setting)
+    study = load_study(setting.study)
     selection = study.selection
     assert selection is not None
     start = setting.student(StudyRun(selection.all_linear, BASE, study.seeds[0]).name)
     overrides = [f"teacher={json.dumps(setting.teacher)}", *setting.overrides]
     select(
-        load_recipe(f"{setting.recipe}:{selection.all_linear}", overrides),
+        load_recipe(f"{study.recipe}:{selection.all_linear}", overrides),
         load_selector(selection.selector, [*selection.options, f"all_linear={json.dumps(str(start))}"]),
         setting.layers,
         budget=selection.budget,
@@ -160,7 +153,7 @@ def _respond(name: str, checkpoint: str, setting: Setting) -> None:
     from evalsuite.evaluation import evaluate
     from evalsuite.evaluation.shards.export import export_shard
     from evalsuite.evaluation.shards.validate import open_shard
-    from evalsuite.exposure import write_exposure
+    from evalsuite.reports.studies.training_choices.exposure import write_exposure
 
     # Always anew: what an earlier call left may be of other code, whose responses are not mixed with these.
     folder = setting.out / "responses" / name

@@ -5,12 +5,27 @@ from pathlib import Path
 import pytest
 
 from evalsuite.distill import load_recipe
-from evalsuite.distill.recipe.study import BASE, Study, StudyRun, study_runs
 from evalsuite.foundation import ConfigError
 from evalsuite.foundation.strict import parse
-from evalsuite.study.jobs import SELECTION, TEACHER, Setting, run_overrides, study_design, study_jobs
+from evalsuite.reports.studies.training_choices.design import (
+    BASE,
+    DESIGNS,
+    Study,
+    StudyRun,
+    load_study,
+    study_runs,
+)
+from evalsuite.reports.studies.training_choices.jobs import (
+    SELECTION,
+    TEACHER,
+    Setting,
+    run_overrides,
+    study_design,
+    study_jobs,
+)
 
 DESIGN = {
+    "recipe": "gap-study-pocket-10m",
     "suite": "pocket-10m",
     "seeds": [3, 5],
     "students": ["hybrid", "kda"],
@@ -64,36 +79,28 @@ def test_inconsistent_studies_are_refused(changes: dict[str, object], message: s
 
 
 def test_a_study_of_an_unknown_variant_is_refused(tmp_path: Path) -> None:
-    recipe = Path("distill/recipes/gap-study-pocket-10m.yaml").read_text()
-    (tmp_path / "r.yaml").write_text(recipe.replace("arms: [full-mask]", "arms: [ful-mask]"))
-    with pytest.raises(ConfigError, match="there is no variant 'ful-mask'; did you mean 'full-mask'"):
-        load_recipe(tmp_path / "r.yaml")
-
-
-def test_a_study_does_not_change_the_hash_of_its_recipe() -> None:
-    recipe = load_recipe("gap-study-pocket-10m")
-    assert recipe.study is not None
-    assert recipe.model_copy(update={"study": None}).hash == recipe.hash
+    design = (DESIGNS / "gap-study-pocket-10m.yaml").read_text()
+    (tmp_path / "d.yaml").write_text(design.replace("arms: [full-mask]", "arms: [ful-mask]"))
+    with pytest.raises(ConfigError, match="has no variant 'ful-mask'; did you mean 'full-mask'"):
+        load_study(str(tmp_path / "d.yaml"))
 
 
 def test_every_arm_of_the_pocket_study_differs_from_its_base_in_one_field() -> None:
     """Two fields change where a mask belongs to the data, and where an arm brings its own source."""
     recipe = load_recipe("gap-study-pocket-10m")
-    assert recipe.study is not None
-    runs = study_runs(recipe.study)
+    found = load_study("gap-study-pocket-10m")
+    runs = study_runs(found)
     assert len(runs) == 87
     of_one = [run for run in runs if run.seed == 0 and run.student == "hybrid"]
     hashes = {load_recipe(f"gap-study-pocket-10m:{','.join(run.variants)}").hash for run in of_one}
     assert len(hashes) == len(of_one) == 11
-    changed = {arm: len(recipe.overrides(arm)) for axis in recipe.study.axes.values() for arm in axis.arms}
+    changed = {arm: len(recipe.overrides(arm)) for axis in found.axes.values() for arm in axis.arms}
     assert {arm for arm, fields in changed.items() if fields > 1} == {"instruct-only", "teacher-single"}
 
 
 def test_hybrids_wait_for_the_selection_and_all_runs_for_the_teacher(tmp_path: Path) -> None:
-    recipe = load_recipe("gap-study-pocket-10m")
-    setting = Setting(recipe="gap-study-pocket-10m", teacher="t", requests=tmp_path, out=tmp_path)
-    assert recipe.study is not None
-    jobs = {job.name: job for job in study_jobs(recipe.study, setting)}
+    setting = Setting(study="gap-study-pocket-10m", teacher="t", requests=tmp_path, out=tmp_path)
+    jobs = {job.name: job for job in study_jobs(load_study(setting.study), setting)}
     assert [name for name, job in jobs.items() if job.is_ready()] == [TEACHER]
     setting.shard(TEACHER).parent.mkdir()
     setting.shard(TEACHER).touch()
@@ -108,9 +115,8 @@ def test_hybrids_wait_for_the_selection_and_all_runs_for_the_teacher(tmp_path: P
 
 
 def test_selected_layers_reach_hybrids_alone_except_where_an_arm_sets_its_own(tmp_path: Path) -> None:
-    recipe = load_recipe("gap-study-pocket-10m")
-    assert recipe.study is not None
-    setting = Setting(recipe="gap-study-pocket-10m", teacher="t", requests=tmp_path, out=tmp_path)
+    setting = Setting(study="gap-study-pocket-10m", teacher="t", requests=tmp_path, out=tmp_path)
+    found = load_study(setting.study)
     layers = f'student.softmax_layers="{setting.layers}"'
     for run, expected in (
         (StudyRun("hybrid", BASE, 0), True),
@@ -118,13 +124,11 @@ def test_selected_layers_reach_hybrids_alone_except_where_an_arm_sets_its_own(tm
         (StudyRun("hybrid", "uniform", 0), False),
         (StudyRun("kda", BASE, 0), False),
     ):
-        assert (layers in run_overrides(run, recipe.study, setting)) == expected, run
+        assert (layers in run_overrides(run, found, setting)) == expected, run
 
 
 def test_the_design_names_the_run_behind_every_label() -> None:
-    recipe = load_recipe("gap-study-smollm2")
-    assert recipe.study is not None
-    design = study_design("gap-study-smollm2", recipe.study)
+    design = study_design(load_study("gap-study-smollm2"))
     assert len(design["runs"]) == 24
     assert {"name": "hybrid-uniform-seed1", "student": "hybrid", "arm": "uniform", "seed": 1} in design[
         "runs"

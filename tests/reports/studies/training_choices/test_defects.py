@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from evalsuite.distill import load_recipe
-from evalsuite.distill.recipe.study import study_runs
 from evalsuite.foundation import ConfigError
+from evalsuite.reports.studies.training_choices.design import DESIGNS, load_study, study_runs
 
 NAME = "defects-pocket-10m"
 HALVING = {"min_decay": 0.5, "max_decay": 0.5, "input_gate_bias": -math.log(2)}
@@ -35,7 +35,7 @@ def settings(*variants: str) -> dict[str, Any]:
 
 
 def test_three_seeds_of_seven_defects_in_three_mixers():
-    study = load_recipe(NAME).study
+    study = load_study(NAME)
     assert {arm for axis in study.axes.values() for arm in axis.arms} == set(ARMS)
     runs = study_runs(study)
     assert len(runs) == 3 * (3 + 6 * 3 + 1)
@@ -49,9 +49,9 @@ def test_an_arm_switches_on_its_defect_alone(arm):
 
 
 def test_the_published_code_has_a_defect_in_students_of_the_study(tmp_path):
-    source = "distill/recipes/defects-pocket-10m.yaml"
-    with open(source, encoding="utf-8") as file:
-        text = file.read().replace("published_for: [gated_deltanet, kda]", "published_for: [kad]")
-    (tmp_path / "recipe.yaml").write_text(text)
+    text = (DESIGNS / f"{NAME}.yaml").read_text()
+    (tmp_path / "design.yaml").write_text(
+        text.replace("published_for: [gated_deltanet, kda]", "published_for: [kad]")
+    )
     with pytest.raises(ConfigError, match=r"published_for: unknown student 'kad'; did you mean 'kda'"):
-        load_recipe(tmp_path / "recipe.yaml")
+        load_study(str(tmp_path / "design.yaml"))

@@ -6,12 +6,12 @@ import time
 from multiprocessing.connection import Connection
 
 from evalsuite.executors.gpus import VISIBLE
-from evalsuite.study.jobs import Setting
-from evalsuite.study.processes import HELD
+from evalsuite.reports.studies.training_choices.jobs import Setting
+from evalsuite.reports.studies.training_choices.processes import HELD
 
 
 def work(connection: Connection, setting: Setting) -> None:
-    """Reply as `evalsuite.study` does, by the kind of job.
+    """Reply as `evalsuite.reports.studies.training_choices` does, by the kind of job.
 
     `die` ends the process, `sleep` waits for SIGTERM, `fail` fails, `meet` waits for another `meet` in
     another process and writes the GPU, `held` belongs to another driver the first time, `lost` until that

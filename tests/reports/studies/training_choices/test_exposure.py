@@ -2,9 +2,9 @@
 
 import pytest
 
-from evalsuite.exposure import exposure_row, forced_requests
 from evalsuite.foundation import DataError
 from evalsuite.models.inference.requests import ScoreResponse
+from evalsuite.reports.studies.training_choices.exposure import exposure_row, forced_requests
 
 
 def test_each_token_is_scored_after_the_prompt_and_the_teachers_tokens() -> None:

@@ -1,0 +1,1 @@
+"""Studies: what measured the results of `reports/results/`, each one command, outside the wheel."""
