@@ -124,7 +124,7 @@ gap-study: $(STAMP)
 		TEACHER=./teacher SUITE=pocket-10m STUDY=./study PAGE=./page)))
 	$(BIN)/python -m evalsuite run $(SUITE) --teacher $(TEACHER) --build-only --out $(STUDY)/run
 	$(BIN)/python -m evalsuite run --out $(STUDY)/run --score-only --merge-shards $(STUDY)/shards/*.tar.xz
-	$(BIN)/python -m evalsuite.reports.exports.gap_study $(STUDY)/run --study $(STUDY) --out $(PAGE) --page $(or $(KIND),effects) $(ARGS)
+	$(BIN)/python -m evalsuite.reports.studies.training_choices.page $(STUDY)/run --study $(STUDY) --out $(PAGE) --page $(or $(KIND),effects) $(ARGS)
 
 fix: $(STAMP)
 	$(BIN)/ruff check --fix .

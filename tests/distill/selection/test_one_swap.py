@@ -22,9 +22,9 @@ from evalsuite.distill.selection.options import ContextOptions
 from evalsuite.distill.selection.result import SelectionResult
 from evalsuite.distill.training.loop import TrainingError
 from evalsuite.foundation import CheckpointError, RunFolderError, read_jsonl
+from evalsuite.reports.studies.selection.single_candidate import train_single_candidate
 from tests.distill.selection.conftest import small_selector
 from tests.distill.training.saved_states import read_state
-from tests.parity.single_candidate import train_single_candidate
 
 
 def selected(name: str, context: SelectionContext, k: int = 1, **options) -> SelectionResult:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from evalsuite.reports.analysis.study.decomposition import (
+from evalsuite.reports.studies.training_choices.analysis.decomposition import (
     CAUSES,
     OFFSETS,
     Responses,

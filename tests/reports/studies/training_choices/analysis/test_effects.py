@@ -3,16 +3,22 @@
 import numpy as np
 import pytest
 
-from evalsuite.reports.analysis.study.effects import (
+from evalsuite.reports.statistics.intervals import Interval
+from evalsuite.reports.studies.training_choices.analysis.effects import (
     best_pure,
     drop,
     effects,
     teacher_leads,
     verdict,
 )
-from evalsuite.reports.analysis.study.paper_effects import CONTRASTS, printed_effect
-from evalsuite.reports.analysis.study.scores import BASE, TEACHER, Axis, StudyRun, StudyScores
-from evalsuite.reports.statistics.intervals import Interval
+from evalsuite.reports.studies.training_choices.analysis.paper_effects import CONTRASTS, printed_effect
+from evalsuite.reports.studies.training_choices.analysis.scores import (
+    BASE,
+    TEACHER,
+    Axis,
+    StudyRun,
+    StudyScores,
+)
 
 from .conftest import LEVELS, Make
 

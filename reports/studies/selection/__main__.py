@@ -1,6 +1,6 @@
 """Comparison of selectors: the layers of every selector, distilled by one recipe and evaluated on one suite.
 
-    python tests/parity/selection_study.py pocket --mixer gated_deltanet --budget 1 2 --out runs/study
+    python -m evalsuite.reports.studies.selection pocket --mixer gated_deltanet --budget 1 2 --out runs/study
 
 selects with each selector at each budget from one shared all-linear student, distils every distinct set of
 layers by the same recipe and seed, evaluates all students, and writes `selectors.csv` and `selectors.md` with
@@ -24,8 +24,9 @@ from os.path import relpath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
+from evalsuite.cli.exit_codes import guarded
+from evalsuite.cli.interrupts import interruptible
+from evalsuite.cli.parser import Parser
 from evalsuite.foundation import (
     ConfigError,
     RunFolderError,
@@ -36,8 +37,7 @@ from evalsuite.foundation import (
     write_text,
 )
 from evalsuite.reports.records.run_folder import read_plan
-from tests.parity.exit_codes import exit_with
-from tests.parity.selection_tables import (
+from evalsuite.reports.studies.selection.tables import (
     REFERENCE,
     Layers,
     Line,
@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from evalsuite.distill.selection import Selector
     from evalsuite.distill.selection.context import SelectionContext
 
+NAME = "evalsuite.reports.studies.selection"
 STEPS = ("select", "distill", "build", "infer", "score")
 
 
@@ -190,7 +191,7 @@ class Study:
         """Select layers with every selector and budget in one context."""
         from evalsuite.distill.selection.run import select_on
         from evalsuite.distill.selection.selectors.one_swap import DistillationSelector
-        from tests.parity.single_candidate import train_single_candidate
+        from evalsuite.reports.studies.selection.single_candidate import train_single_candidate
 
         context = self.context()
         for name in selectors:
@@ -377,12 +378,12 @@ def _free() -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the study."""
+    """Run the study from the command line; errors return 64 or more."""
     from evalsuite.distill.selection import SELECTORS
 
     searching = [name for name in SELECTORS if name != "fixed"]
     raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser("selection_study.py", description=__doc__, formatter_class=raw)
+    parser = Parser(prog=f"python -m {NAME}", description=__doc__, formatter_class=raw)
     parser.add_argument("recipe")
     parser.add_argument("--mixer", required=True)
     parser.add_argument("--budget", type=int, nargs="+", required=True)
@@ -403,9 +404,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--quiet", action="store_true")
     arguments = vars(parser.parse_args(argv))
-    study(arguments.pop("recipe"), arguments.pop("out"), budgets=arguments.pop("budget"), **arguments)
-    return 0
+
+    def call() -> int:
+        study(arguments.pop("recipe"), arguments.pop("out"), budgets=arguments.pop("budget"), **arguments)
+        return 0
+
+    return interruptible(NAME, lambda: guarded(NAME, call, resumable=True))
 
 
 if __name__ == "__main__":
-    exit_with(main)
+    sys.exit(main())

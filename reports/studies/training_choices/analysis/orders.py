@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Literal
 
-from evalsuite.reports.analysis.study.scores import BASE, Axis, StudyScores
 from evalsuite.reports.statistics.intervals import Interval
+from evalsuite.reports.studies.training_choices.analysis.scores import BASE, Axis, StudyScores
 
 Reading = Literal["all", "published"]
 """all: every student has the arm. published: only those whose published code has it; others have the base."""

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from markupsafe import Markup
 
 from evalsuite.foundation.taxonomy import PROTOCOL_TITLES, PROTOCOLS
-from evalsuite.reports.analysis.study.effects import Drop, Effect
 from evalsuite.reports.statistics.intervals import Interval
+from evalsuite.reports.studies.training_choices.analysis.effects import Drop, Effect
 
 WIDTH, LEFT, RIGHT, ROW, TOP = 820, 300, 30, 34, 56
 STYLE = """

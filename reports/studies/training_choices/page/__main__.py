@@ -1,23 +1,24 @@
 """Command line of the page of a study."""
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from evalsuite.cli.parser import Parser
 from evalsuite.foundation import ConfigError, EvalsuiteError, nearest
 from evalsuite.reports.admission import admit
 from evalsuite.reports.analysis.measures.admission import load_rule
-from evalsuite.reports.exports.gap_study.orders_page import write_orders_page
-from evalsuite.reports.exports.gap_study.page import write_page
-from evalsuite.reports.exports.gap_study.reading import read_study
+from evalsuite.reports.studies.training_choices.page.effects_page import write_page
+from evalsuite.reports.studies.training_choices.page.orders_page import write_orders_page
+from evalsuite.reports.studies.training_choices.page.reading import read_study
 
+NAME = "evalsuite.reports.studies.training_choices.page"
 PAGES = {"effects": write_page, "orders": write_orders_page}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the page; returns 64 for input that cannot be read."""
-    parser = argparse.ArgumentParser(prog="python -m evalsuite.reports.exports.gap_study")
+    parser = Parser(prog=f"python -m {NAME}")
     parser.add_argument("run", type=Path, help="run folder with scores")
     parser.add_argument(
         "--study",
@@ -47,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         refused |= {admitted[name]: "left out by --without" for name in given.without}
         print(PAGES[given.page](read_study(given.run, given.study, names), given.out, refused))
     except EvalsuiteError as error:
-        print(f"gap_study: {error}", file=sys.stderr)
+        print(f"{NAME}: {error}", file=sys.stderr)
         return 64
     return 0
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from evalsuite.reports.analysis.study.choices import order_agreement
-from evalsuite.reports.analysis.study.scores import BASE
-from tests.reports.analysis.study.conftest import Make
+from evalsuite.reports.studies.training_choices.analysis.choices import order_agreement
+from evalsuite.reports.studies.training_choices.analysis.scores import BASE
+from tests.reports.studies.training_choices.analysis.conftest import Make
 
 LEVELS = {BASE: 0.9, "a": 0.6, "b": 0.3}
 

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from evalsuite.foundation.taxonomy import PROTOCOL_TITLES, PROTOCOLS
-from evalsuite.reports.analysis.study.choices import order_agreement
-from evalsuite.reports.analysis.study.decomposition import (
+from evalsuite.reports.statistics.intervals import Interval
+from evalsuite.reports.studies.training_choices.analysis.choices import order_agreement
+from evalsuite.reports.studies.training_choices.analysis.decomposition import (
     CAUSES,
     OFFSETS,
     Agreement,
@@ -16,17 +17,16 @@ from evalsuite.reports.analysis.study.decomposition import (
     decompose,
     exposure,
 )
-from evalsuite.reports.analysis.study.effects import (
+from evalsuite.reports.studies.training_choices.analysis.effects import (
     Drop,
     Effect,
     drop,
     teacher_leads,
     verdict,
 )
-from evalsuite.reports.analysis.study.paper_effects import printed_effect
-from evalsuite.reports.analysis.study.scores import BASE, TEACHER, StudyRun
-from evalsuite.reports.exports.gap_study.reading import StudyData
-from evalsuite.reports.statistics.intervals import Interval
+from evalsuite.reports.studies.training_choices.analysis.paper_effects import printed_effect
+from evalsuite.reports.studies.training_choices.analysis.scores import BASE, TEACHER, StudyRun
+from evalsuite.reports.studies.training_choices.page.reading import StudyData
 
 POSITIONS = (0, 1, 2, 4, 8, 12, 16, 24, 32, 48)
 """Positions of a response that the table of exposure shows."""

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import pytest
 
-from evalsuite.reports.analysis.study.scores import BASE, TEACHER, StudyRun, StudyScores
+from evalsuite.reports.studies.training_choices.analysis.scores import BASE, TEACHER, StudyRun, StudyScores
 
 LEVELS = {
     ("hybrid", BASE): (0.90, 0.80),

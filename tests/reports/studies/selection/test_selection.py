@@ -16,9 +16,8 @@ from evalsuite.reports.records.run_folder import read_plan
 from evalsuite.reports.records.sidecars import read_selections
 from evalsuite.reports.statistics.intervals import wilson
 from evalsuite.reports.statistics.paired import score_interval
-from tests.parity import selection_study as study
-from tests.parity import selection_tables as tables
-from tests.parity.exit_codes import exit_with
+from evalsuite.reports.studies.selection import __main__ as study
+from evalsuite.reports.studies.selection import tables
 
 TINY = ["stage.mixer.tokens=1k", "stage.block.tokens=1k", "stage.kd.tokens=1k", "stage.seq_len=128"]
 BRIEF = ["num_examples=4", "num_pairs=8", "held_out=2", "snapshot_interval=1", "tokens=1k", "align_tokens=1k"]
@@ -201,10 +200,8 @@ def test_unknown_steps_are_refused(tmp_path):
 
 def test_error_is_one_message(tmp_path, capsys):
     argv = ["pocket", "--mixer", "gla", "--budget", "1", "--selectors", "kv", "--out", str(tmp_path)]
-    with pytest.raises(SystemExit) as caught:
-        exit_with(lambda: study.main(argv))
-    assert caught.value.code == ConfigError.exit_code
-    assert capsys.readouterr().err.startswith("error: --selectors must include 'uniform'")
+    assert study.main(argv) == ConfigError.exit_code
+    assert capsys.readouterr().err.startswith(f"{study.NAME}: --selectors must include 'uniform'")
 
 
 def test_selection_suite_has_needles_and_short_questions():

@@ -10,10 +10,10 @@ import pandas as pd
 import pytest
 
 from evalsuite.foundation import DataError
-from evalsuite.reports.exports.gap_study.__main__ import main
-from evalsuite.reports.exports.gap_study.page import write_page
-from evalsuite.reports.exports.gap_study.reading import read_study
 from evalsuite.reports.records.reading import read_run_scores
+from evalsuite.reports.studies.training_choices.page.__main__ import main
+from evalsuite.reports.studies.training_choices.page.effects_page import write_page
+from evalsuite.reports.studies.training_choices.page.reading import read_study
 from tests.reports.conftest import SyntheticBenchmark, SyntheticCheckpoint, make_run
 
 BENCHMARKS = [

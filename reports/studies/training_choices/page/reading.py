@@ -10,11 +10,11 @@ import pandas as pd
 
 from evalsuite.foundation import DataError, read_json, read_jsonl
 from evalsuite.foundation.taxonomy import PROTOCOLS, names_answer
-from evalsuite.reports.analysis.study.decomposition import Responses
-from evalsuite.reports.analysis.study.scores import TEACHER, Axis, StudyRun, StudyScores
 from evalsuite.reports.records.reading import NO_CONTEXT, read_score_files
 from evalsuite.reports.records.run_folder import BenchmarkPlan, read_plan
 from evalsuite.reports.records.score_files import score_paths
+from evalsuite.reports.studies.training_choices.analysis.decomposition import Responses
+from evalsuite.reports.studies.training_choices.analysis.scores import TEACHER, Axis, StudyRun, StudyScores
 
 PROMPT_COLUMNS = ("prompt", "passage", "context", "support", "question", "text")
 """Columns of a document that a prompt shows."""

@@ -8,12 +8,17 @@ from types import MappingProxyType
 
 from evalsuite.foundation import write_text
 from evalsuite.foundation.taxonomy import PROTOCOL_TITLES, PROTOCOLS
-from evalsuite.reports.analysis.study.effects import best_pure, drop, effects, teacher_leads
-from evalsuite.reports.analysis.study.scores import BASE
-from evalsuite.reports.exports.gap_study.documents import FILE, write_documents
-from evalsuite.reports.exports.gap_study.figure import draw, draw_drops
-from evalsuite.reports.exports.gap_study.reading import StudyData
-from evalsuite.reports.exports.gap_study.tables import (
+from evalsuite.reports.studies.training_choices.analysis.effects import (
+    best_pure,
+    drop,
+    effects,
+    teacher_leads,
+)
+from evalsuite.reports.studies.training_choices.analysis.scores import BASE
+from evalsuite.reports.studies.training_choices.page.documents import FILE, write_documents
+from evalsuite.reports.studies.training_choices.page.figure import draw, draw_drops
+from evalsuite.reports.studies.training_choices.page.reading import StudyData
+from evalsuite.reports.studies.training_choices.page.tables import (
     Table,
     base_drops,
     choices_table,

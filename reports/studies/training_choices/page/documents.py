@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from evalsuite.foundation.taxonomy import PROTOCOLS
-from evalsuite.reports.exports.gap_study.reading import StudyData
+from evalsuite.reports.studies.training_choices.page.reading import StudyData
 
 FILE = "documents.parquet"
 

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from evalsuite.foundation.taxonomy import PROTOCOLS
-from evalsuite.reports.analysis.study.scores import StudyScores
 from evalsuite.reports.statistics.agreement import rank_agreement
+from evalsuite.reports.studies.training_choices.analysis.scores import StudyScores
 
 
 @dataclass(frozen=True, slots=True)

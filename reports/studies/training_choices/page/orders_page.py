@@ -6,13 +6,13 @@ from types import MappingProxyType
 
 from evalsuite.foundation import write_text
 from evalsuite.foundation.taxonomy import PROTOCOL_TITLES, PROTOCOLS
-from evalsuite.reports.analysis.study.effects import Effect, effects
-from evalsuite.reports.analysis.study.orders import PairOrder, pair_orders
-from evalsuite.reports.exports.gap_study.documents import write_documents
-from evalsuite.reports.exports.gap_study.figure import draw
-from evalsuite.reports.exports.gap_study.page import runs_section, write_csv
-from evalsuite.reports.exports.gap_study.reading import StudyData
-from evalsuite.reports.exports.gap_study.tables import (
+from evalsuite.reports.studies.training_choices.analysis.effects import Effect, effects
+from evalsuite.reports.studies.training_choices.analysis.orders import PairOrder, pair_orders
+from evalsuite.reports.studies.training_choices.page.documents import write_documents
+from evalsuite.reports.studies.training_choices.page.effects_page import runs_section, write_csv
+from evalsuite.reports.studies.training_choices.page.figure import draw
+from evalsuite.reports.studies.training_choices.page.reading import StudyData
+from evalsuite.reports.studies.training_choices.page.tables import (
     Table,
     drops_table,
     runs_table,

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from evalsuite.reports.analysis.study.orders import pair_orders, readings
-from evalsuite.reports.analysis.study.scores import BASE, Axis, StudyScores
+from evalsuite.reports.studies.training_choices.analysis.orders import pair_orders, readings
+from evalsuite.reports.studies.training_choices.analysis.scores import BASE, Axis, StudyScores
 
 from .conftest import Make
 

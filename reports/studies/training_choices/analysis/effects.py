@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from evalsuite.foundation.taxonomy import PROTOCOLS
-from evalsuite.reports.analysis.study.scores import BASE, TEACHER, Axis, StudyScores
 from evalsuite.reports.statistics.intervals import Interval
+from evalsuite.reports.studies.training_choices.analysis.scores import BASE, TEACHER, Axis, StudyScores
 
 Verdict = Literal["agrees", "opposite", "not decided"]
 POINTS: Mapping[str, float] = dict.fromkeys(PROTOCOLS, 1.0)

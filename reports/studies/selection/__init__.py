@@ -1,0 +1,1 @@
+"""Comparison of layer selectors: one recipe and one suite for the layers of every selector."""
