@@ -1,7 +1,8 @@
-"""Benchmarks: one YAML file each, with its data source, protocols, metrics and chance level."""
+"""Benchmarks, in YAML or in Python: data source, protocols, metrics and chance level."""
 
 from collections.abc import Iterator
-from functools import cache
+from functools import partial
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,8 +16,9 @@ from pydantic import (
 
 from evalsuite.foundation import ConfigError, nearest
 from evalsuite.foundation.metrics import PERPLEXITIES
+from evalsuite.foundation.registry import Registry
 from evalsuite.foundation.strict import Strict, load
-from evalsuite.foundation.taxonomy import Protocol
+from evalsuite.foundation.taxonomy import CATEGORIES, Category, Protocol
 
 FOLDER = Path(__file__).parent / "benchmarks"
 
@@ -45,8 +47,8 @@ class Source(Strict):
     filters: dict[str, str] = Field(default_factory=dict)
     """Column → required value; case and surrounding whitespace are ignored."""
     transform: str | None = None
-    """A key of `evalsuite.tasks.sources.transform.TRANSFORMS`, which turns rows into questions."""
-    transform_args: dict[str, int] = Field(default_factory=dict)
+    """A name from `evalsuite show transforms`, which turns rows into questions."""
+    transform_args: dict[str, bool | int | float | str] = Field(default_factory=dict)
     """Arguments of `transform`, such as ``templates: 3``."""
 
     @model_validator(mode="after")
@@ -71,10 +73,10 @@ class SplitRef(Strict):
 
 
 class Generated(Strict):
-    """Rows that a built-in generator makes from a seed."""
+    """Rows that a generator makes from a seed."""
 
     generator: str
-    """A key of `evalsuite.tasks.synthetic.generators.GENERATORS`."""
+    """A name from `evalsuite show generators`; for a benchmark in Python, its own."""
     task: str
     """Task of the generator, such as ``niah_single_1``."""
     count: int = Field(ge=1)
@@ -204,9 +206,7 @@ class Benchmark(Strict):
     """Equal to the file name for a built-in benchmark."""
     title: str
     """Name in tables."""
-    category: Literal[
-        "knowledge", "common_sense", "reasoning", "instruction_following", "recall", "language_modeling"
-    ]
+    category: Category
     chance: Chance = None
     """Expected score of guessing, as a fraction; `per_document`: 1 / number of choices; None: unknown."""
     license: str
@@ -231,6 +231,13 @@ class Benchmark(Strict):
     """Files that the metric reads besides the rows; see `evalsuite.tasks.sources.assets`."""
     loglikelihood: LogLikelihood | None = None
     generation: Generation | None = None
+
+    @field_validator("category", mode="before")
+    @classmethod
+    def _category_is_known(cls, value: Any) -> Any:
+        if value not in CATEGORIES:
+            raise ValueError(f"unknown category{nearest(str(value), CATEGORIES)}")
+        return value
 
     @field_validator("chance")
     @classmethod
@@ -289,38 +296,58 @@ class Benchmark(Strict):
         return tuple(found)
 
 
+def _as_benchmark(item: Any) -> Benchmark:
+    if not isinstance(item, Benchmark):
+        raise TypeError("it must be a Benchmark, as evalsuite.tasks.generator.benchmark returns it")
+    return item
+
+
+class _Benchmarks(Registry[Benchmark]):
+    """Benchmarks by the name that they have themselves."""
+
+    def _load(self, name: str, candidates: list[EntryPoint]) -> Benchmark:
+        return _named(super()._load(name, candidates), name, f"benchmark '{name}' of {self.origin(name)}")
+
+
+def _named(benchmark: Benchmark, name: str, where: str) -> Benchmark:
+    if benchmark.name != name:
+        raise ConfigError(f"{where}: 'name' = {benchmark.name!r}; use {name}, by which it is known")
+    return benchmark
+
+
+def _read(path: Path) -> Benchmark:
+    return _named(load(path, Benchmark), path.stem, str(path))
+
+
+BENCHMARKS = _Benchmarks("benchmark", group="evalsuite.benchmarks", validate=_as_benchmark)
+"""Name → benchmark. Those of evalsuite are files below `FOLDER`, each read when it is first used."""
+for _path in sorted(FOLDER.glob("*.yaml")):
+    BENCHMARKS.defer(_path.stem, partial(_read, _path))
+
+
 def known_benchmarks() -> list[str]:
-    """Return the names of the built-in benchmarks, sorted."""
-    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+    """Return the names of all benchmarks, sorted."""
+    return sorted(BENCHMARKS)
 
 
 def load_benchmark(name: str | Path, *, near: Path | None = None) -> Benchmark:
-    """Load a built-in benchmark by name, or a YAML file by path.
+    """Load a registered benchmark by name, or a YAML file by path.
 
     Args:
         name: a name, or a path that ends in ``.yaml``.
         near: folder that relative paths start from.
 
     Raises:
-        ConfigError: an unknown name (with the nearest known one), or an invalid file.
+        ConfigError: an unknown name (with the nearest known one), a plugin that cannot be used, or an invalid
+            file.
     """
     if str(name).endswith((".yaml", ".yml")):
         return load((near / name) if near is not None else Path(name), Benchmark)
-    return _built_in(str(name))
-
-
-@cache
-def _built_in(name: str) -> Benchmark:
-    path = FOLDER / f"{name}.yaml"
-    if "/" in name or not path.is_file():
-        raise ConfigError(f"unknown benchmark '{name}'{nearest(name, known_benchmarks())}")
-    benchmark = load(path, Benchmark)
-    if benchmark.name != name:
-        raise ConfigError(f"{path}: 'name' = {benchmark.name!r} differs from the file name {name}")
-    return benchmark
+    return BENCHMARKS.get_or_raise(str(name))
 
 
 def all_benchmarks() -> Iterator[Benchmark]:
-    """Yield every built-in benchmark, sorted by name."""
+    """Yield every benchmark, sorted by name, without plugins that cannot be used."""
     for name in known_benchmarks():
-        yield load_benchmark(name)
+        if BENCHMARKS.origin(name) == "evalsuite" or BENCHMARKS.problem(name) is None:
+            yield load_benchmark(name)

@@ -21,6 +21,8 @@ from evalsuite.reports.exports.formats import EXPORTERS
 from evalsuite.reports.gate.metrics import RULE_METRICS
 from evalsuite.reports.imports import IMPORTERS
 from evalsuite.reports.page.sections import SECTIONS
+from evalsuite.tasks.generator import GENERATORS
+from evalsuite.tasks.sources.transforms import TRANSFORMS
 
 
 def generate(what: str) -> str:
@@ -104,6 +106,8 @@ DIRECTIVES: dict[str, Callable[[], Any]] = {
     "mixer options": mixer_options,
     "objectives": lambda: registries.table(OBJECTIVES),
     "scorers": lambda: registries.table(SCORERS, describe_scorer),
+    "transforms": lambda: registries.table(TRANSFORMS, lambda each: each.function.__doc__),
+    "generators": lambda: registries.table(GENERATORS, lambda each: each.rows.__doc__),
     "engines": lambda: registries.table(ENGINES),
     "executors": lambda: registries.table(EXECUTORS),
     "selectors": lambda: registries.table(SELECTORS, lambda each: f"{each.title()} ({each.source})"),

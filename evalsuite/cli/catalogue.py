@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from evalsuite.foundation import DataError, MissingDependencyError, progress
-from evalsuite.tasks.benchmark import Benchmark, all_benchmarks
+from evalsuite.foundation.registry import plugin_origin
+from evalsuite.tasks.benchmark import BENCHMARKS, Benchmark, all_benchmarks, known_benchmarks
 from evalsuite.tasks.sources.assets import find_asset
 from evalsuite.tasks.sources.data import source_name
 from evalsuite.tasks.sources.documents import count_documents
@@ -23,6 +24,7 @@ def benchmarks(data: Path | str | None) -> tuple[Sequence[str], Rows, list[str]]
             the published numbers are listed, and the hub is not contacted.
     """
     known = list(all_benchmarks())
+    problems = {name: problem for name in known_benchmarks() if (problem := BENCHMARKS.problem(name))}
     there = None if source_name(data) == HUB else {each.name: _count(each, data) for each in _bar(known)}
     header = ("benchmark", "category", "protocols", "documents", "chance", "license")
     rows: Rows = []
@@ -31,7 +33,8 @@ def benchmarks(data: Path | str | None) -> tuple[Sequence[str], Rows, list[str]]
         documents = _published(each)
         if there is not None and each.subject_sources:
             documents = _available(there[each.name], each.expected_documents)
-        rows.append((each.name, each.category, _protocols(each), documents, _chance(each), each.license))
+        license = each.license + plugin_origin(BENCHMARKS, each.name)
+        rows.append((each.name, each.category, _protocols(each), documents, _chance(each), license))
         if each.requires and not _has_all(each, data):
             notes.append(f"{each.name} needs {each.requires}")
     if there is None:
@@ -43,6 +46,9 @@ def benchmarks(data: Path | str | None) -> tuple[Sequence[str], Rows, list[str]]
         missing = [each.name for each in known if each.subject_sources and there[each.name] is None]
         if missing:
             notes.append(f"Not in {source_name(data)}; run `evalsuite prepare` for: {', '.join(missing)}")
+    for name, problem in problems.items():
+        unusable = "" if BENCHMARKS.origin(name) == "evalsuite" else "cannot be used: "
+        notes.append(f"{name}: {unusable}{problem}")
     return header, rows, notes
 
 

@@ -22,6 +22,7 @@ from evalsuite.models.checkpoints.tokenizers import backend_of, needs_special_to
 from evalsuite.protocols import sandbox
 from evalsuite.protocols.prompt_text import chat_text
 from evalsuite.tasks.benchmark import Benchmark
+from evalsuite.tasks.generator import generator_of
 from evalsuite.tasks.sources.assets import ensure_asset
 from evalsuite.tasks.sources.documents import Document, all_documents, documents, limit_documents
 from evalsuite.tasks.sources.freeze import FrozenFile, freeze_generated
@@ -226,8 +227,9 @@ def _generate(task: _LoadTask) -> _Loaded:
 
 
 def counter_id(tokenizer_id: str, benchmark: Benchmark, *, chat_template: bool) -> str | None:
-    """Return the identity of `token_counter`: equal ids count alike. None for cheap generators."""
-    if benchmark.generated is None or benchmark.generated.generator != "ruler":
+    """Return the identity of `token_counter`: equal ids count alike. None where pieces are counted."""
+    generator = generator_of(benchmark)
+    if generator is None or not generator.counts_prompts:
         return None
     how = benchmark.generation
     if not chat_template or how is None or how.prompt != "chat":
@@ -241,8 +243,8 @@ def token_counter(
 ) -> Callable[[str], int]:
     """Return the function that counts tokens for a benchmark's generator.
 
-    RULER's generators count whole prompts, including special tokens and the chat template. Others count
-    pieces, and the same filler repeatedly: counts of short texts are cached.
+    Some generators count whole prompts, including special tokens and the chat template. Others count pieces,
+    and the same filler repeatedly: counts of short texts are cached.
 
     Args:
         tokenizer: of the first checkpoint.
@@ -250,7 +252,8 @@ def token_counter(
         chat_template: whether chat prompts go through the tokenizer's chat template.
     """
     backend, prefix = backend_of(tokenizer), prefix_text(tokenizer)
-    special = benchmark.generated is not None and benchmark.generated.generator == "ruler"
+    generator = generator_of(benchmark)
+    special = generator is not None and generator.counts_prompts
     spec = benchmark.generation
     chat = special and chat_template and spec is not None and spec.prompt == "chat"
 

@@ -18,6 +18,7 @@ A plugin's module states the version of this interface that it was written for, 
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from pkgutil import iter_modules
@@ -30,6 +31,13 @@ API_VERSION = 1
 
 T = TypeVar("T")
 U = TypeVar("U")
+
+
+@dataclass(frozen=True, slots=True)
+class _Deferred:
+    """A definition that is read when its name is first used."""
+
+    load: Callable[[], Any]
 
 
 class Registry(Generic[T], Mapping[str, T]):
@@ -54,7 +62,7 @@ class Registry(Generic[T], Mapping[str, T]):
         self.kind = kind
         self.group = group
         self._validate = validate
-        self._items: dict[str, T] = {}
+        self._items: dict[str, T | _Deferred] = {}
         self._plugins: dict[str, list[EntryPoint]] | None = None
         self._loaded: dict[str, T] = {}
 
@@ -74,6 +82,10 @@ class Registry(Generic[T], Mapping[str, T]):
         self._items[name] = item
         return item
 
+    def defer(self, name: str, load: Callable[[], T]) -> None:
+        """Register what `load` returns, which is called when `name` is first used."""
+        self.add(name, _Deferred(load))  # type: ignore[arg-type]
+
     def get_or_raise(self, name: str, where: str = "") -> T:
         """Return a definition; import it if it is a plugin's.
 
@@ -86,7 +98,10 @@ class Registry(Generic[T], Mapping[str, T]):
         """
         place = f"{where}: " if where else ""
         if name in self._items:
-            return self._items[name]
+            own = self._items[name]
+            if isinstance(own, _Deferred):
+                own = self._items[name] = own.load()
+            return own  # type: ignore[no-any-return]
         if name in self._loaded:
             return self._loaded[name]
         candidates = self._entry_points().get(name)
@@ -191,6 +206,12 @@ def subclass_of(base: type) -> Callable[[Any], Any]:
         return item
 
     return validate
+
+
+def plugin_origin(registry: Registry[Any], name: str) -> str:
+    """Return the package of a plugin, in brackets; "" for a definition of evalsuite."""
+    origin = registry.origin(name)
+    return "" if origin == "evalsuite" else f" [{origin}]"
 
 
 def import_submodules(package: str, path: Iterable[str]) -> None:

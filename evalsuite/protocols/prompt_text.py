@@ -6,7 +6,7 @@ from typing import Any
 
 from evalsuite.foundation import ConfigError
 from evalsuite.tasks.benchmark import Benchmark
-from evalsuite.tasks.synthetic.ruler import answer_prefix_start
+from evalsuite.tasks.generator import generator_of
 
 Message = tuple[str, str]
 """(role, text)."""
@@ -26,8 +26,9 @@ def chat_text(benchmark: Benchmark, messages: Sequence[Message], tokenizer: Any)
     """
     role, text = messages[-1]
     at = len(text)
-    if benchmark.generated is not None and benchmark.generated.generator == "ruler":
-        at = answer_prefix_start(benchmark.generated.task, text)
+    generator = generator_of(benchmark)
+    if benchmark.generated is not None and generator is not None and generator.answer_prefix_start:
+        at = generator.answer_prefix_start(benchmark.generated.task, text)
     arguments = benchmark.generation.chat_template_kwargs if benchmark.generation is not None else {}
     chat = prompt_text([*messages[:-1], (role, text[:at])], "chat", tokenizer, arguments)
     return chat + text[at:].lstrip()

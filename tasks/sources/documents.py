@@ -13,10 +13,10 @@ from typing import Any
 
 from evalsuite.foundation import ConfigError, DataError, content_hash, nearest
 from evalsuite.tasks.benchmark import Benchmark, Source
+from evalsuite.tasks.generator import CountTokens, Row, generate
 from evalsuite.tasks.sources.data import DataSource, open_source
 from evalsuite.tasks.sources.generated_cache import read_generated
-from evalsuite.tasks.sources.transform import TRANSFORMS
-from evalsuite.tasks.synthetic.generators import CountTokens, Row, generate
+from evalsuite.tasks.sources.transforms import TRANSFORMS
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,11 +214,9 @@ def _read(
         found = [(row, name) for row, name in found if _normalize(row[column]) == _normalize(value)]
     if source.transform is None:
         return found
-    if source.transform not in TRANSFORMS:
-        raise ConfigError(
-            f"{source.dataset}: unknown transform '{source.transform}'{nearest(source.transform, TRANSFORMS)}"
-        )
-    rows = TRANSFORMS[source.transform]([row for row, _ in found], data, **source.transform_args)
+    transform = TRANSFORMS.get_or_raise(source.transform, source.dataset)
+    where = f"{source.dataset}: transform {source.transform}"
+    rows = transform([row for row, _ in found], data, source.transform_args, where)
     return [(row, subject) for row in rows]
 
 

@@ -16,13 +16,13 @@ from evalsuite.foundation import (
     write_json,
 )
 from evalsuite.tasks.benchmark import Benchmark, Source
+from evalsuite.tasks.generator import CountTokens
 from evalsuite.tasks.sources.assets import LICENSE, freeze_asset
 from evalsuite.tasks.sources.data import DataSource, frozen_path, open_source, read_parquet, source_name
 from evalsuite.tasks.sources.documents import documents
 from evalsuite.tasks.sources.generated_cache import encode_generated, generated_path
-from evalsuite.tasks.sources.transform import EXTRA_SPLITS
+from evalsuite.tasks.sources.transforms import TRANSFORMS
 from evalsuite.tasks.suite import load_suite, resolve, suite_folder
-from evalsuite.tasks.synthetic.generators import CountTokens
 
 SCHEMA = 2
 
@@ -186,15 +186,16 @@ def _write(
 
 
 def _splits(benchmark: Benchmark, *, fewshot: bool) -> Iterator[_Split]:
+    further = list(benchmark.generated.inputs) if benchmark.generated is not None else []
     for _, source in benchmark.subject_sources:
         names = [source.split, *([source.fewshot_split] if fewshot and source.fewshot_split else [])]
         for split in names:
             for config in _configs(source):
                 column = source.subject_column if source.merge_configs else None
                 yield _Split(source.dataset, config, split, benchmark.license, column)
-        for dataset, config, split in EXTRA_SPLITS.get(source.transform or "", ()):
-            yield _Split(dataset, config, split, benchmark.license)
-    for each in benchmark.generated.inputs if benchmark.generated is not None else ():
+        if source.transform is not None:
+            further += TRANSFORMS.get_or_raise(source.transform, source.dataset).inputs
+    for each in further:
         yield _Split(each.dataset, each.config, each.split, benchmark.license)
 
 

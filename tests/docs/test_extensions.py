@@ -43,6 +43,13 @@ def test_scorer(page: PageCode) -> None:
     assert (scores["value.relative_error"] == 0).mean() > 0.9
 
 
+@pytest.mark.long
+def test_benchmark(page: PageCode) -> None:
+    page.run()
+    (file,) = (page.folder / "runs" / "products" / "scores").glob("*.parquet")
+    assert len(pd.read_parquet(file)) == 20
+
+
 def test_page_section(page: PageCode) -> None:
     use_as_demo(page, "failing")
     page.run()

@@ -67,6 +67,9 @@ def suite(folder: Path) -> Path:
         ("selectors", "example_last_layers"),
         ("engines", "example_rereading"),
         ("scorers", "example_last_word"),
+        ("benchmarks", "example_capitals"),
+        ("transforms", "example_first_letters"),
+        ("generators", "example_counting"),
     ],
 )
 def test_every_extension_is_listed_with_its_package(
@@ -136,6 +139,28 @@ def test_a_student_is_distilled_and_evaluated(example: Path, tmp_path: Path) -> 
     assert (samples["extracted"] == words.map(lambda each: each[-1] if each else "")).all()
     assert set(samples["value.accuracy"]) <= {0.0, 1.0}
     assert pd.Series(samples["value.accuracy"])[samples["checkpoint"] == "pocket"].mean() > 0.5
+
+
+def test_benchmark_transform_and_generator_are_evaluated(example: Path, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    (data / "org__texts" / "default").mkdir(parents=True)
+    pd.DataFrame({"text": ["one two three"]}).to_parquet(data / "org__texts" / "default" / "test.parquet")
+    generation = {"dataset": "evalsuite", "scorer": "exact", "metric": "accuracy", "prompt": "literal"}
+    common = {"category": "reasoning", "license": "CC0", "citation": "-"}
+    common["generation"] = generation | {"sampling": {"max_new_tokens": 4}}
+    source = {"dataset": "org/texts", "split": "test", "transform": "example_first_letters"}
+    blocks = {
+        "letters": {"source": source | {"transform_args": {"words": 2}}},
+        "ones": {"generated": {"generator": "example_counting", "task": "ones", "count": 3}},
+    }
+    for name, block in blocks.items():
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump({"name": name, "title": name} | block | common))
+    path = tmp_path / "suite.yaml"
+    path.write_text("name: s\ntitle: S\nbenchmarks: [example_capitals, letters.yaml, ones.yaml]\n")
+    run = tmp_path / "run"
+    evaluate(RunConfig(suite=path, checkpoints=["pocket"], out=run, device="cpu", data=data, quiet=True))
+    samples = load_run(run).samples.groupby("benchmark")
+    assert samples.size().to_dict() == {"example_capitals": 5, "letters": 2, "ones": 3}
 
 
 def _check_engine(config: RunConfig, expected: pd.DataFrame) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from evalsuite.cli.options import add_data_option
 from evalsuite.cli.parser import command
-from evalsuite.foundation.registry import Registry
+from evalsuite.foundation.registry import Registry, plugin_origin
 
 
 def add(commands: argparse._SubParsersAction) -> None:
@@ -27,6 +27,8 @@ def add(commands: argparse._SubParsersAction) -> None:
         ("families", show_families, "the families of teachers that can be distilled"),
         ("selectors", show_selectors, "the methods that choose the layers that stay softmax"),
         ("scorers", show_scorers, "the scorers of generated responses"),
+        ("transforms", show_transforms, "what turns rows of a dataset into questions"),
+        ("generators", show_generators, "what makes the documents of benchmarks without a dataset"),
         ("engines", show_engines, "the inference engines and whether they take arguments"),
         ("executors", show_executors, "what carries out the inference of a run"),
         ("suites", show_suites, "the suites and their benchmarks"),
@@ -107,12 +109,6 @@ def print_registry(
             yield name
 
 
-def plugin_origin(registry: Registry[Any], name: str) -> str:
-    """Return the package of a plugin, in brackets; "" for a definition of evalsuite."""
-    origin = registry.origin(name)
-    return "" if origin == "evalsuite" else f" [{origin}]"
-
-
 def show_objectives(arguments: argparse.Namespace) -> int:
     """Print name, description and settings of every training objective."""
     from evalsuite.distill.recipe.stage import OBJECTIVES, Stage
@@ -155,6 +151,22 @@ def show_scorers(arguments: argparse.Namespace) -> int:
     from evalsuite.protocols.scorers import SCORERS, describe_scorer
 
     list(print_registry(SCORERS, describe_scorer))
+    return 0
+
+
+def show_transforms(arguments: argparse.Namespace) -> int:
+    """Print name and description of every row transform."""
+    from evalsuite.tasks.sources.transforms import TRANSFORMS
+
+    list(print_registry(TRANSFORMS, lambda transform: transform.function.__doc__))
+    return 0
+
+
+def show_generators(arguments: argparse.Namespace) -> int:
+    """Print name and description of every document generator."""
+    from evalsuite.tasks.generator import GENERATORS
+
+    list(print_registry(GENERATORS, lambda generator: generator.rows.__doc__))
     return 0
 
 

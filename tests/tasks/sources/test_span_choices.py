@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from evalsuite.foundation import DataError
-from evalsuite.tasks.sources.span_choices import span_choices
+from evalsuite.tasks.sources.transforms.span_choices import span_choices
 
 PASSAGE = (
     "The old mill stood in Salford. It was owned by Edith Crane, who sold it in 1912 to Tom Hale of Bolton."

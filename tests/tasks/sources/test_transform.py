@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from evalsuite.foundation import DataError
-from evalsuite.tasks.sources.transform import common_prefix, pages, statements
+from evalsuite.tasks.sources.transforms.bear import common_prefix, statements
+from evalsuite.tasks.sources.transforms.wikitext import pages
 
 RELATIONS = [
     {

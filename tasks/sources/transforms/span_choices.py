@@ -10,6 +10,7 @@ from typing import Any
 
 from evalsuite.foundation import DataError, content_hash
 from evalsuite.tasks.sources.data import DataSource
+from evalsuite.tasks.sources.transforms.base import TRANSFORMS, Transform
 
 NUM_WRONG = 3
 _NAMES = re.compile(r"(?<![.!?]\s)(?<!^)\b[A-Z][\w'-]+(?:\s+[A-Z][\w'-]+){0,3}|\b\d[\d,.]*\d\b|\b\d\b")
@@ -76,3 +77,6 @@ def _overlap(one: str, other: str) -> bool:
 
 def _words(text: str) -> set[str]:
     return set(_PLAIN.sub(" ", text.lower()).split())
+
+
+TRANSFORMS.add("span_choices", Transform(span_choices))

@@ -1,18 +1,10 @@
-"""Row transforms, for benchmarks whose questions are not single rows of their dataset."""
-
-import re
-from collections.abc import Callable
-from typing import Any
+"""BEAR: one question per fact and template."""
 
 from evalsuite.foundation import DataError
+from evalsuite.tasks.benchmark import SplitRef
+from evalsuite.tasks.generator import Row
 from evalsuite.tasks.sources.data import DataSource
-from evalsuite.tasks.sources.span_choices import span_choices
-from evalsuite.tasks.synthetic.ruler.key_value import json_prompt
-
-Row = dict[str, Any]
-Transform = Callable[..., list[Row]]
-
-_HEADING = re.compile(r" = [^=]+ = \n?")
+from evalsuite.tasks.sources.transforms.base import TRANSFORMS, Transform
 
 
 def statements(rows: list[Row], data: DataSource, *, templates: int = 1) -> list[Row]:
@@ -70,45 +62,7 @@ def common_prefix(texts: list[str]) -> str:
     return first[: max(0, first.rfind(" ", 0, end))]
 
 
-def pages(rows: list[Row], data: DataSource) -> list[Row]:
-    """Wikitext: lines joined into articles, each from one title to the next.
-
-    Returns:
-        Rows {"page"}, as in the hub's EleutherAI/wikitext_document_level.
-    """
-    found: list[str] = []
-    for row in rows:
-        if _HEADING.fullmatch(row["text"]) or not found:
-            found.append("")
-        found[-1] += row["text"]
-    return [{"page": page} for page in found if page.strip()]
-
-
-def json_pairs(rows: list[Row], data: DataSource) -> list[Row]:
-    """Lost in the Middle: the published key-value pairs as questions, in the published order.
-
-    Returns:
-        Rows {"prompt", "answers", "position"}; `position` is the index of the queried pair.
-    """
-    found = []
-    for row in rows:
-        records = [(str(key), str(value)) for key, value in row["ordered_kv_records"]]
-        position = [key for key, _ in records].index(row["key"])
-        found.append(
-            {"prompt": json_prompt(records, row["key"]), "answers": [row["value"]], "position": position}
-        )
-    return found
-
-
-TRANSFORMS: dict[str, Transform] = {
-    "statements": statements,
-    "pages": pages,
-    "json_pairs": json_pairs,
-    "span_choices": span_choices,
-}
-"""Name in ``source.transform`` → (rows, data source, **transform_args) → rows."""
-
-EXTRA_SPLITS: dict[str, tuple[tuple[str, str | None, str], ...]] = {
-    "statements": (("lm-pub-quiz/BEAR", "BEAR", "relations"),)
-}
-"""Name → further splits that the transform reads: (dataset, config, split)."""
+TRANSFORMS.add(
+    "statements",
+    Transform(statements, inputs=(SplitRef(dataset="lm-pub-quiz/BEAR", config="BEAR", split="relations"),)),
+)
