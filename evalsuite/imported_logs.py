@@ -6,6 +6,7 @@ from pathlib import Path
 from evalsuite.foundation import ConfigError
 from evalsuite.reports.imports import IMPORTERS, KnownBenchmark, find_importer, import_logs
 from evalsuite.tasks.benchmark import known_benchmarks, load_benchmark
+from evalsuite.tasks.recall import recall_numbers
 
 
 def import_as_runs(
@@ -51,5 +52,6 @@ def known_benchmark(name: str) -> KnownBenchmark | None:
         license=benchmark.license,
         citation=benchmark.citation,
         chance=chance,
+        recall=recall_numbers(benchmark),
         metrics={protocol: getattr(benchmark, protocol).metric for protocol in benchmark.protocols},
     )

@@ -80,9 +80,9 @@ class Report:
     letters: tuple[LetterRow, ...]
     """Named answers and their distribution, under generation with choices."""
     recall: tuple[RecallRow, ...]
-    """Needles, RULER's mean and LongBench, by context and over the contexts."""
+    """Recall numbers, by context and over the contexts."""
     recall_correlations: tuple[RecallCorrelation, ...]
-    """Recovery under log-likelihood against needles in generation, over the students of a teacher."""
+    """Recovery under log-likelihood against a recall number in generation, over the students of a teacher."""
     families: tuple[Family, ...]
     """Students of one curve by training tokens or teacher size, two or more."""
     left_out_of_families: tuple[LeftOut, ...]

@@ -225,6 +225,8 @@ class Benchmark(Strict):
     """Default prompt lengths in tokens; a suite may choose others."""
     group: str | None = None
     """Suite that the benchmark is a part of, such as ``longbench``."""
+    recall: tuple[str, ...] = ()
+    """Recall numbers of the report that count it: `needles`, `ruler`, `longbench`, or a name of its own."""
     requires: str | None = None
     """What the user must provide or allow besides the data; printed by `evalsuite show`."""
     assets: tuple[Literal["punkt_tab"], ...] = ()

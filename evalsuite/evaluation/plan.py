@@ -24,6 +24,7 @@ from evalsuite.reports.records.run_folder import (
     ProtocolPlan,
 )
 from evalsuite.tasks.benchmark import Benchmark, SamplingSpec
+from evalsuite.tasks.recall import recall_numbers
 from evalsuite.tasks.sources.documents import Document
 from evalsuite.tasks.suite import Entry, Suite, load_suite, resolve, resolve_sampling, suite_folder
 
@@ -332,6 +333,7 @@ def _benchmark_plan(
         chance=chance,
         contexts=entry.contexts,
         group=benchmark.group,
+        recall=recall_numbers(benchmark),
         cluster_column=benchmark.cluster_column,
         dataset=hub_dataset(benchmark),
         not_leading=entry.not_leading,

@@ -1,8 +1,9 @@
-"""Closed lists that several rooms share: protocols, benchmark categories, outcomes of a response.
+"""What several rooms share: protocols, benchmark categories, recall numbers, outcomes of a response.
 
 Standard library only, so that the infer phase can import it.
 """
 
+from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
 Protocol = Literal["loglikelihood", "generation"]
@@ -22,6 +23,17 @@ Category = Literal[
 ]
 """What a benchmark tests; `other` marks imported benchmarks that evalsuite does not know."""
 CATEGORIES: tuple[Category, ...] = get_args(Category)
+
+
+@dataclass(frozen=True, slots=True)
+class RecallNumber:
+    """A number of the report's recall section: the mean over the benchmarks that name it."""
+
+    title: str
+    tasks: tuple[str, ...] = ()
+    """Benchmarks without which the mean is undefined; empty: those of the run."""
+    against_recovery: bool = False
+    """Whether students are also placed by this number and their recovery."""
 
 
 class Outcome(NamedTuple):

@@ -114,7 +114,7 @@ def _counts_with(report: Report) -> dict[tuple[int, str, str, int | None], str]:
 
 
 def recall_csv(report: Report) -> str:
-    """One row per checkpoint, protocol and recall number: needles, RULER's mean by context, LongBench."""
+    """One row per checkpoint, protocol, recall number and context."""
     return _csv(
         {
             "label": report.checkpoints[row.checkpoint].label,

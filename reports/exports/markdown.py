@@ -3,7 +3,7 @@
 from evalsuite.foundation.taxonomy import PROTOCOLS
 from evalsuite.reports import formatting
 from evalsuite.reports.analysis.averages import order
-from evalsuite.reports.analysis.measures.recall import Kind
+from evalsuite.reports.analysis.measures.recall import against_recovery
 from evalsuite.reports.analysis.scopes import ALL
 from evalsuite.reports.columns import Entry, columns_of
 from evalsuite.reports.findings import (
@@ -207,8 +207,9 @@ def _gap(report: Report) -> list[str]:
 
 
 def _recall(report: Report) -> list[str]:
-    """Needles, RULER's mean and LongBench over all contexts, one column each."""
-    kinds: dict[Kind, str] = {"needles": "needles", "ruler": "RULER, 13 tasks", "longbench": "LongBench"}
+    """The recall numbers over all contexts, one column each."""
+    kinds = {row.kind: row.number.title for row in report.recall}
+    shown_against = next(iter(against_recovery(report.recall)), None)
     parts = []
     for protocol in report.protocols:
         rows = [row for row in report.recall if row.protocol == protocol]
@@ -227,10 +228,10 @@ def _recall(report: Report) -> list[str]:
             title = f"{formatting.PROTOCOL_TITLES[protocol]}, %"
             parts.append(table([title, *(kinds[kind] for kind in shown)], lines))
     parts += [
-        "Spearman's ρ of recovery under log-likelihood and needles in "
+        f"Spearman's ρ of recovery under log-likelihood and {shown_against.number.title} in "
         f"{formatting.tokens(row.context)} tokens: {formatting.plain(row.rho, 2)} over {row.count} students."
         for row in report.recall_correlations
-        if row.students == "all"
+        if row.students == "all" and shown_against is not None
     ]
     return ["### Recall\n\n" + "\n\n".join(parts)] if parts else []
 

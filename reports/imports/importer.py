@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from evalsuite.foundation import ConfigError
 from evalsuite.foundation.registry import Registry
-from evalsuite.foundation.taxonomy import Category
+from evalsuite.foundation.taxonomy import Category, RecallNumber
 from evalsuite.foundation.taxonomy import Protocol as ProtocolName
 
 
@@ -88,6 +88,8 @@ class KnownBenchmark:
     license: str = ""
     citation: str = ""
     chance: Any = None
+    recall: Mapping[str, RecallNumber] = field(default_factory=dict)
+    """Recall numbers that count it, by name."""
     metrics: Mapping[str, str] = field(default_factory=dict)
     """Protocol → the metric that tables show."""
 

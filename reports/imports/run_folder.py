@@ -205,6 +205,7 @@ def _benchmark_plan(benchmark: ImportedBenchmark, lookup: Lookup) -> BenchmarkPl
         citation=known.citation,
         chance=None if is_perplexity else chance,
         group=benchmark.group,
+        recall=dict(known.recall),
         group_weight=benchmark.group_weights[0],
         protocols={
             benchmark.protocol: ProtocolPlan(

@@ -15,7 +15,7 @@ from evalsuite.foundation import ConfigError, DataError, RunFolderError, read_js
 from evalsuite.foundation.context_limits import ContextLimit
 from evalsuite.foundation.strict import Distinct, Strict, parse
 from evalsuite.foundation.strict_yaml import read_yaml
-from evalsuite.foundation.taxonomy import Category, Protocol
+from evalsuite.foundation.taxonomy import Category, Protocol, RecallNumber
 from evalsuite.reports.records.names import same_path
 
 SCHEMA = 3
@@ -93,6 +93,8 @@ class BenchmarkPlan(Strict):
     """Stated lengths of needle prompts in tokens; empty if the benchmark has none."""
     group: str | None = None
     """Group of benchmarks that averages count as one and the page shows as one table, such as `longbench`."""
+    recall: dict[str, RecallNumber] = Field(default_factory=dict)
+    """Recall numbers that count it, by name."""
     group_weight: float | None = Field(default=None, gt=0)
     """Weight in the average of its group; None: each benchmark of it weighs the same."""
     cluster_column: str | None = None

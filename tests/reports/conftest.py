@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from evalsuite.foundation.taxonomy import RecallNumber
 from evalsuite.reports.records.run_folder import (
     BenchmarkPlan,
     CheckpointPlan,
@@ -22,6 +23,8 @@ from evalsuite.reports.records.run_folder import (
     write_plan,
 )
 from evalsuite.reports.records.schema import ScoreRow
+from evalsuite.tasks.benchmark import known_benchmarks, load_benchmark
+from evalsuite.tasks.recall import recall_numbers
 from tests.reports.score_edits import write_rows
 
 NORMAL = NormalDist()
@@ -114,6 +117,7 @@ def plan_of(benchmarks: Sequence[SyntheticBenchmark], models: Sequence[Synthetic
                 chance=spec.chance,
                 contexts=spec.contexts,
                 group=spec.group,
+                recall=_recall(spec),
                 protocols={
                     name: ProtocolPlan(metric="nll", documents=_count(spec), direction="lower", units="words")
                     if spec.perplexity
@@ -140,6 +144,13 @@ def plan_of(benchmarks: Sequence[SyntheticBenchmark], models: Sequence[Synthetic
             for model in models
         ),
     )
+
+
+def _recall(spec: SyntheticBenchmark) -> dict[str, RecallNumber]:
+    """The numbers that count the built-in benchmark of this name; made-up sets of a group count for it."""
+    if spec.name in known_benchmarks():
+        return recall_numbers(load_benchmark(spec.name))
+    return {"longbench": RecallNumber("LongBench")} if spec.group == "longbench" else {}
 
 
 def _count(spec: SyntheticBenchmark) -> int | dict[int, int]:

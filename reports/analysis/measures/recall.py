@@ -1,11 +1,9 @@
-"""Recall: needles, RULER's mean and LongBench. Three numbers, never one: each fails in its own way.
+"""Recall: several numbers, never one, since each fails in its own way.
 
-- *Needles*: the three single-needle tasks (S-NIAH), by context and over all contexts.
-- *RULER*: the mean of its 13 tasks (Hsieh et al. 2024, arXiv 2404.06654), by context; undefined without all.
-- *LongBench*: the mean of its sets (Bai et al. 2023, arXiv 2308.14508).
+A number is the mean over the benchmarks that name it in their plan, by context and over all contexts. It is
+undefined without all tasks that it requires.
 """
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -13,36 +11,19 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
+from evalsuite.foundation.taxonomy import RecallNumber
 from evalsuite.reports.analysis.bootstrap_sample import LEVEL_METHOD, Estimate
-from evalsuite.reports.analysis.cells import Cell
 from evalsuite.reports.analysis.lineage import Lineage, lineage_of
 from evalsuite.reports.analysis.recovery import recovery
 from evalsuite.reports.analysis.result_tensor import ResultTensor
 from evalsuite.reports.analysis.scopes import Pool
 
-Kind = Literal["needles", "ruler", "longbench"]
 MIN_STUDENTS = 5
 """A rank correlation of fewer students is noise."""
 _GROUPS: dict[Literal["all", "pure", "hybrid"], Callable[[Lineage], bool]] = {
     "all": lambda lineage: True,
     "pure": lambda lineage: bool(lineage.mixers) and not lineage.softmax_layers and not lineage.windows,
     "hybrid": lambda lineage: bool(lineage.softmax_layers),
-}
-RULER_TASKS = (
-    *(f"niah_single_{i}" for i in (1, 2, 3)),
-    *(f"niah_multikey_{i}" for i in (1, 2, 3)),
-    "niah_multivalue",
-    "niah_multiquery",
-    "ruler_vt",
-    "ruler_cwe",
-    "ruler_fwe",
-    "ruler_qa_1",
-    "ruler_qa_2",
-)
-TESTS: dict[Kind, Callable[[Cell], bool]] = {
-    "needles": lambda cell: re.search(r"(^|_)niah_single_\d$", cell.benchmark.name) is not None,
-    "ruler": lambda cell: cell.benchmark.name in RULER_TASKS,
-    "longbench": lambda cell: cell.benchmark.group == "longbench",
 }
 
 
@@ -51,13 +32,15 @@ class RecallRow:
     """One recall number of one checkpoint under one protocol."""
 
     checkpoint: int
-    kind: Kind
+    kind: str
+    """Name of the number."""
+    number: RecallNumber
     protocol: str
     context: int | None
-    """In tokens; None for the mean over contexts, and for LongBench."""
+    """In tokens; None for the mean over contexts, and for tasks without contexts."""
     tasks: tuple[str, ...]
     missing: tuple[str, ...]
-    """Tasks without scores of this checkpoint or its teacher: of the plan, for RULER of the 13."""
+    """Tasks without scores of this checkpoint or its teacher: of the plan, or that the number requires."""
     documents: int
     score: Estimate
     """Mean over the tasks; undefined if any is missing."""
@@ -67,7 +50,7 @@ class RecallRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecallCorrelation:
-    """Rank correlation of recovery under log-likelihood and needles in generation over students."""
+    """Rank correlation of recovery under log-likelihood and a recall number in generation over students."""
 
     teacher: int
     students: Literal["all", "pure", "hybrid"]
@@ -84,25 +67,27 @@ def recall_correlations(
 ) -> list[RecallCorrelation]:
     """One row per teacher, context and group of students, where `MIN_STUDENTS` have both.
 
+    The number is the one that is declared to be shown against recovery.
+
     Args:
         tensor: the checkpoints.
         rows: of `recall_rows`.
         recoveries: student → recovery under log-likelihood that ranks it.
     """
     found = []
-    needles = {
+    shares = {
         (row.checkpoint, row.context): point
-        for row in rows
-        if (row.kind, row.protocol) == ("needles", "generation") and (point := row.score.point) is not None
+        for row in against_recovery(rows)
+        if (point := row.score.point) is not None
     }
-    for context in sorted({c for _, c in needles if c is not None}):
+    for context in sorted({c for _, c in shares if c is not None}):
         for teacher in sorted({t for each in tensor.checkpoints if (t := each.teacher) is not None}):
             there = [
-                i for i in recoveries if (i, context) in needles and tensor.checkpoints[i].teacher == teacher
+                i for i in recoveries if (i, context) in shares and tensor.checkpoints[i].teacher == teacher
             ]
             for name, is_member in _GROUPS.items():
                 members = [i for i in there if is_member(lineage_of(tensor.checkpoints[i].plan))]
-                values = [[recoveries[i] for i in members], [needles[i, context] for i in members]]
+                values = [[recoveries[i] for i in members], [shares[i, context] for i in members]]
                 if len(members) < MIN_STUDENTS or any(len(set(each)) < 2 for each in values):
                     continue
                 # Equal averages of other tasks differ in their last bits, and are ties.
@@ -116,35 +101,52 @@ def recall_correlations(
     return found
 
 
+def against_recovery(rows: Sequence[RecallRow]) -> list[RecallRow]:
+    """The rows in generation of the first number that is shown against recovery."""
+    shown = [row for row in rows if row.number.against_recovery and row.protocol == "generation"]
+    return [row for row in shown if row.kind == shown[0].kind]
+
+
 def recall_rows(pool: Pool) -> list[RecallRow]:
-    """One row per checkpoint, kind and context, and one over the contexts where there are several."""
+    """One row per checkpoint, number and context, and one over the contexts where there are several.
+
+    Numbers with contexts come first, in the order of the plan.
+    """
     found = []
-    for kind, is_part in TESTS.items():
-        cells = [i for i, cell in enumerate(pool.cells) if is_part(cell)]
+    numbers: dict[str, RecallNumber] = {}
+    parts: dict[str, list[int]] = {}
+    for i, cell in enumerate(pool.cells):
+        for name, number in cell.benchmark.recall.items():
+            numbers.setdefault(name, number)
+            parts.setdefault(name, []).append(i)
+    order = sorted(parts, key=lambda name: all(pool.cells[i].context is None for i in parts[name]))
+    for kind in order:
+        number, cells = numbers[kind], parts[kind]
         contexts = sorted({c for i in cells if (c := pool.cells[i].context) is not None})
         groups: list[tuple[int | None, list[int]]] = [
             (context, [i for i in cells if pool.cells[i].context == context]) for context in contexts
         ]
-        if kind == "ruler" and all(TESTS["needles"](pool.cells[i]) for i in cells):
-            groups = []  # The needles alone are shown as needles.
-        if cells and len(groups) != 1:
+        others = [set(parts[name]) for name in parts if name != kind]
+        if number.tasks and any(set(cells) <= other for other in others):
+            continue  # All there is of it is another number.
+        if len(groups) != 1:
             groups.append((None, cells))
         for context, members in groups:
             for checkpoint in range(len(pool.tensor.checkpoints)):
-                row = _row(pool, kind, context, members, checkpoint)
+                row = _row(pool, kind, number, context, members, checkpoint)
                 found += [] if row is None else [row]
     return found
 
 
 def _row(
-    pool: Pool, kind: Kind, context: int | None, cells: Sequence[int], checkpoint: int
+    pool: Pool, kind: str, number: RecallNumber, context: int | None, cells: Sequence[int], checkpoint: int
 ) -> RecallRow | None:
     teacher = pool.tensor.checkpoints[checkpoint].teacher
     who = {checkpoint} if teacher is None else {checkpoint, teacher}
     there = tuple(i for i in cells if who <= set(pool.cells[i].present))
     if not there:
         return None
-    wanted = RULER_TASKS if kind == "ruler" else _names(pool, cells)
+    wanted = number.tasks or _names(pool, cells)
     lacking = set(_names(pool, [i for i in cells if i not in there])) | {
         each.benchmark
         for each in pool.tensor.incomplete
@@ -158,6 +160,7 @@ def _row(
     return RecallRow(
         checkpoint=checkpoint,
         kind=kind,
+        number=number,
         protocol=pool.protocol,
         context=context,
         tasks=tasks,

@@ -1,11 +1,11 @@
-"""Needles against recovery; heatmaps of needles by context length and of LongBench by task."""
+"""Recall against recovery; heatmaps of recall by context length, and by task where there are no contexts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from evalsuite.reports import formatting
 from evalsuite.reports.analysis.bootstrap_sample import Estimate
-from evalsuite.reports.analysis.measures.recall import Kind
+from evalsuite.reports.analysis.measures.recall import against_recovery
 from evalsuite.reports.analysis.rows import BenchmarkRow
 from evalsuite.reports.analysis.scopes import INFORMATIVE
 from evalsuite.reports.analysis.warnings import unread_contexts
@@ -33,7 +33,7 @@ Row = tuple[str, tuple[HeatCell | None, ...]]
 """Label of a checkpoint and its cells."""
 
 
-def needle_views(report: Report) -> list[Figure]:
+def context_views(report: Report) -> list[Figure]:
     """One heatmap per benchmark with contexts and protocol."""
     views = []
     for benchmark in report.benchmarks:
@@ -146,13 +146,20 @@ def _figure(
     )
 
 
-def longbench_view(report: Report) -> Figure | None:
-    """Checkpoints × LongBench tasks; None without such a benchmark group."""
-    tasks = [
-        b
-        for b in report.benchmarks
-        if (b.group == "longbench" or b.name.startswith("longbench")) and "generation" in b.protocols
-    ]
+def task_views(report: Report) -> list[Figure]:
+    """One heatmap of checkpoints and tasks for every recall number without contexts."""
+    numbers = {
+        name: number.title
+        for benchmark in report.benchmarks
+        if not benchmark.contexts
+        for name, number in benchmark.recall.items()
+    }
+    views = [_task_view(report, name, title) for name, title in numbers.items()]
+    return [view for view in views if view is not None]
+
+
+def _task_view(report: Report, name: str, title: str) -> Figure | None:
+    tasks = [b for b in report.benchmarks if name in b.recall and "generation" in b.protocols]
     rows = {(r.checkpoint, r.benchmark): r for r in report.scores if r.protocol == "generation"}
     tasks = [task for task in tasks if any(name == task.name for _, name in rows)]
     if not tasks:
@@ -167,9 +174,9 @@ def longbench_view(report: Report) -> Figure | None:
         if any(cells):
             lines.append((checkpoint.label, (*cells, _mean_cell(checkpoint.label, cells))))
     return _figure(
-        [*(task.title.removeprefix("LongBench ") for task in tasks), "mean"],
+        [*(task.title.removeprefix(f"{title} ") for task in tasks), "mean"],
         lines,
-        title="LongBench",
+        title=title,
         caption=(
             "Each task in its own metric (F1, ROUGE-L, accuracy or edit similarity), in percent; the darkest "
             "shade is the highest score."
@@ -179,22 +186,20 @@ def longbench_view(report: Report) -> Figure | None:
     )
 
 
-KINDS: dict[Kind, str] = {"needles": "needles", "ruler": "RULER (13 tasks)", "longbench": "LongBench"}
-
-
 def _numbers(report: Report) -> Table | None:
     """Means over the contexts; three numbers, because one would hide which kind of recall is lost."""
     rows = {
         (row.checkpoint, row.kind, row.protocol): row
         for row in sorted(report.recall, key=lambda row: row.context is None)
     }
+    titles = {row.kind: row.number.title for row in report.recall}
     known = {key[1:] for key, row in rows.items() if row.score.interval is not None}
     places = [
-        (kind, protocol) for kind in KINDS for protocol in report.protocols if (kind, protocol) in known
+        (kind, protocol) for kind in titles for protocol in report.protocols if (kind, protocol) in known
     ]
     if not places:
         return None
-    columns = [f"{KINDS[kind]}, {formatting.PROTOCOL_TITLES[protocol]}" for kind, protocol in places]
+    columns = [f"{titles[kind]}, {formatting.PROTOCOL_TITLES[protocol]}" for kind, protocol in places]
     lines = []
     for i, checkpoint in enumerate(report.checkpoints):
         found = [rows.get((i, *place)) for place in places]
@@ -207,14 +212,11 @@ def _numbers(report: Report) -> Table | None:
 
 
 def _against_recovery(report: Report) -> Figure | None:
-    """Students by recovery under log-likelihood and needles in the shortest context; None for one student."""
-    rows = [
-        row
-        for row in report.recall
-        if (row.kind, row.protocol) == ("needles", "generation") and row.context is not None
-    ]
+    """Students by recovery and a recall number in the shortest context; None for one student."""
+    rows = [row for row in against_recovery(report.recall) if row.context is not None]
     if not rows:
         return None
+    title = rows[0].number.title
     shortest = min(row.context for row in rows if row.context is not None)
     found = {row.checkpoint: row for row in rows if row.context == shortest}
     averages = {s: report.average(s, "loglikelihood", INFORMATIVE) for s in report.students() if s in found}
@@ -223,16 +225,16 @@ def _against_recovery(report: Report) -> Figure | None:
         x, y = average and average.recovery.interval, found[student].score.interval
         if x and y:
             label = report.checkpoints[student].label
-            recovery, needles = formatting.estimate(Estimate(x)), formatting.estimate(Estimate(y))
-            spoken = f"{label}: recovery {recovery} %, needles {needles} %"
-            marks.append((Mark(label, x, y, spoken), (label, recovery, needles)))
+            recovery, share = formatting.estimate(Estimate(x)), formatting.estimate(Estimate(y))
+            spoken = f"{label}: recovery {recovery} %, {title} {share} %"
+            marks.append((Mark(label, x, y, spoken), (label, recovery, share)))
     if len(marks) < 2:
         return None
     teachers = [point for i in report.teachers if i in found and (point := found[i].score.point) is not None]
     teacher = teachers[0] if len(teachers) == 1 else None
     caption = (
-        f"Needles in {formatting.tokens(shortest)} tokens that are found in generation, and recovery over "
-        "the informative benchmarks: students of equal recovery can differ in recall."
+        f"{title.capitalize()} in {formatting.tokens(shortest)} tokens that are found in generation, and "
+        "recovery over the informative benchmarks: students of equal recovery can differ in recall."
     )
     caption += _correlation(report, shortest)
     if teacher is not None:
@@ -240,11 +242,11 @@ def _against_recovery(report: Report) -> Figure | None:
     return scatter(
         [mark for mark, _ in marks],
         Axis("recovery, log-likelihood, %"),
-        Axis("needles found, %", low=0),
-        title="Needles against recovery",
+        Axis(f"{title} found, %", low=0),
+        title=f"{title.capitalize()} against recovery",
         caption=caption,
         reference=teacher,
-        table=Table(("model", "recovery %", "needles %"), tuple(line for _, line in marks)),
+        table=Table(("model", "recovery %", f"{title} %"), tuple(line for _, line in marks)),
     )
 
 
@@ -268,22 +270,22 @@ class RecallView:
     """The section."""
 
     numbers: Table | None
-    """Per checkpoint and protocol: needles, RULER's mean and LongBench, each with its recovery."""
+    """Per checkpoint and protocol: the recall numbers, each with its recovery."""
     against_recovery: Figure | None
-    needles: list[Figure]
-    longbench: Figure | None
+    by_context: list[Figure]
+    by_task: list[Figure]
     unread: tuple[str, ...] = ()
     """Contexts that a checkpoint is not evaluated on, and why."""
 
 
 @section("recall", "Recall", order=40)
 def recall_view(report: Report) -> RecallView | None:
-    """Needles and LongBench; None without either."""
+    """Recall by context and by task; None without either."""
     view = RecallView(
         _numbers(report),
         _against_recovery(report),
-        needle_views(report),
-        longbench_view(report),
+        context_views(report),
+        task_views(report),
         tuple(unread_contexts(report.tensor)),
     )
-    return view if view.needles or view.longbench else None
+    return view if view.by_context or view.by_task else None

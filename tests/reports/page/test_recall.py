@@ -73,4 +73,4 @@ def test_one_student_is_compared_with_none(synthetic: SimpleNamespace, tmp_path:
     view = recall_view(report_of(synthetic, tmp_path, {"looks": 0.8}))
     assert view is not None
     assert view.against_recovery is None
-    assert view.needles
+    assert view.by_context

@@ -8,11 +8,15 @@ import numpy as np
 import pytest
 
 from evalsuite.reports.analysis.bootstrap_sample import Estimate
-from evalsuite.reports.analysis.measures.recall import RULER_TASKS, recall_correlations
+from evalsuite.reports.analysis.measures.recall import recall_correlations
 from evalsuite.reports.analysis.measures.tolerance import critical, shortfall
 from evalsuite.reports.exports.markdown import report_markdown
 from evalsuite.reports.report import build_report
 from evalsuite.reports.statistics.intervals import Interval
+from evalsuite.tasks.benchmark import load_benchmark
+from evalsuite.tasks.recall import recall_numbers
+
+RULER_TASKS = recall_numbers(load_benchmark("ruler_vt"))["ruler"].tasks
 
 
 def recall_run(synthetic: SimpleNamespace, folder: Path, ruler: tuple[str, ...]) -> Path:
