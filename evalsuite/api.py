@@ -10,7 +10,6 @@ Importing this module imports neither torch nor a harness; `compare`, `gate` and
 error that is raised on purpose is an `EvalsuiteError` that names the file, the field and the way out.
 """
 
-import io
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, wraps
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from evalsuite.reports.records.run_folder import Plan
     from evalsuite.reports.records.run_selection import RunSelection
     from evalsuite.reports.report import Report
+    from evalsuite.reports.table import Table
 
 __all__ = [
     "CompareConfig",
@@ -314,25 +314,38 @@ class Run:
         return pd.DataFrame(rows)
 
     @cached_property
+    def tables(self) -> "dict[str, Table[Any]]":
+        """The tables of the report by name: those that have a CSV, also without rows."""
+        from evalsuite.reports.measures import computed
+
+        return {table.name: table for table in computed(self.report)[0]}
+
+    def table(self, name: str) -> "pd.DataFrame":
+        """A table of the report, such as `pairs`: NAME.csv as a DataFrame, empty without rows.
+
+        Raises:
+            ConfigError: there is no such table.
+        """
+        from evalsuite.foundation.errors import ConfigError, nearest
+
+        if name not in self.tables:
+            raise ConfigError(f"unknown table '{name}'{nearest(name, self.tables)}")
+        return self.tables[name].frame(self.report)
+
+    @property
     def scores(self) -> "pd.DataFrame":
         """One row per checkpoint, benchmark, protocol and context: scores.csv of the report."""
-        from evalsuite.reports.exports.csv_tables import scores_csv
+        return self.table("scores")
 
-        return _table(scores_csv(self.report))
-
-    @cached_property
+    @property
     def leaderboard(self) -> "pd.DataFrame":
         """One row per checkpoint, protocol and scope: leaderboard.csv of the report."""
-        from evalsuite.reports.exports.csv_tables import leaderboard_csv
+        return self.table("leaderboard")
 
-        return _table(leaderboard_csv(self.report))
-
-    @cached_property
+    @property
     def gap(self) -> "pd.DataFrame":
         """One row per student, benchmark and context, gap.csv of the report; empty without both protocols."""
-        from evalsuite.reports.exports.csv_tables import gap_csv
-
-        return _table(gap_csv(self.report))
+        return self.table("gap")
 
 
 def load_run(
@@ -381,13 +394,3 @@ def _sample(row: dict[str, Any], plan: "Plan") -> dict[str, Any]:
         "response": detail.get("response"),
         "extracted": detail.get("extracted"),
     }
-
-
-def _table(text: str) -> "pd.DataFrame":
-    import pandas as pd
-
-    if not text.strip():
-        return pd.DataFrame()
-    # Names and hashes stay text, also those that look like numbers or like missing values.
-    names = dict.fromkeys(("label", "weights_id", "teacher", "benchmark", "benchmarks", "missing"), str)
-    return pd.read_csv(io.StringIO(text), dtype=names, keep_default_na=False, na_values=[""])

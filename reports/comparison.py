@@ -1,20 +1,12 @@
 """`compare`: build the report of one or more runs."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from evalsuite.foundation import write_text
+from evalsuite.reports import measures
 from evalsuite.reports.exports.compact_json import compact_json
-from evalsuite.reports.exports.csv_tables import (
-    distances_csv,
-    gap_csv,
-    leaderboard_csv,
-    paper_comparison_csv,
-    probes_csv,
-    recall_csv,
-    scores_csv,
-)
 from evalsuite.reports.exports.markdown import report_markdown
 from evalsuite.reports.exports.redact import redact
 from evalsuite.reports.exports.report_json import report_json
@@ -69,10 +61,9 @@ def compare(
 ) -> Comparison:
     """Build the report of finished or unfinished runs from their score rows.
 
-    Writes index.html, leaderboard.csv, scores.csv, report.md and report.json; samples/*.js, which the page
-    loads on demand; gap.csv if a benchmark has both protocols; paper_comparison.csv if benchmarks and mixers
-    match arXiv 2504.14366; with a policy also junit.xml, gate.md and gate.json. Stale optional files of an
-    earlier call are removed.
+    Writes index.html, report.md and report.json; a CSV of every table that has rows; samples/*.js, which the
+    page loads on demand; with a policy also junit.xml, gate.md and gate.json. A stale CSV of an earlier call
+    is removed. A measure of another package that breaks is left out, and a warning says why.
 
     Args:
         runs: run folders.
@@ -96,26 +87,28 @@ def compare(
     out = Path(out)
     questions = None if redacted else questions
     cells = write_samples(report, out, questions, redacted=redacted) if samples else remove_samples(out)
+    tables, problems = measures.computed(report)
+    report = replace(report, warnings=(*report.warnings, *problems))
     texts = {
-        "leaderboard.csv": leaderboard_csv(report),
-        "scores.csv": scores_csv(report),
-        **({"gap.csv": gap_csv(report)} if report.gaps else {}),
-        **({"recall.csv": recall_csv(report)} if report.recall else {}),
-        **({"distances.csv": distances_csv(report)} if report.distances else {}),
-        **({"probes.csv": probes_csv(report)} if report.probes else {}),
-        **({"paper_comparison.csv": paper_comparison_csv(report)} if report.paper_comparison else {}),
+        **{f"{table.name}.csv": table.csv(report) for table in tables if table.is_written(report)},
         "report.md": _markdown(report, verdict),
         "index.html": render_page(
-            report, verdict, samples=cells, has_questions=questions is not None, redacted=redacted
+            report,
+            verdict,
+            samples=cells,
+            has_questions=questions is not None,
+            redacted=redacted,
+            tables=tables,
         ),
     }
     for name, text in texts.items():
         write_text(out / name, text)
-    optional = {"gap.csv", "recall.csv", "distances.csv", "probes.csv", "paper_comparison.csv"}
-    for name in optional - set(texts):
-        (out / name).unlink(missing_ok=True)
+    for table in tables:
+        if not table.is_written(report):
+            (out / f"{table.name}.csv").unlink(missing_ok=True)
     gated = {} if verdict is None else {"gate": verdict_json(verdict)}
-    write_text(out / "report.json", compact_json({**report_json(report), "redacted": redacted, **gated}))
+    values = {**report_json(report, tables), "redacted": redacted, **gated}
+    write_text(out / "report.json", compact_json(values))
     files = [out / name for name in (*texts, "report.json")]
     files += sorted((out / "samples").glob("*.js"))
     if verdict is not None:

@@ -35,6 +35,8 @@ FOLDERS = {
         "records",
         "statistics",
         "analysis",
+        "measures",
+        "figures",
         "page",
         "exports",
         "imports",

@@ -16,11 +16,12 @@ from evalsuite.foundation.strict import Strict
 from evalsuite.models.engines import ENGINES
 from evalsuite.models.mixers import MIXERS
 from evalsuite.protocols.scorers import SCORERS, describe_scorer
-from evalsuite.reports.columns import COLUMNS
 from evalsuite.reports.exports.formats import EXPORTERS
 from evalsuite.reports.gate.metrics import RULE_METRICS
 from evalsuite.reports.imports import IMPORTERS
-from evalsuite.reports.page.sections import SECTIONS
+from evalsuite.reports.measure import MEASURES
+from evalsuite.reports.measures.leaderboard import COLUMNS
+from evalsuite.reports.page.sections import ordered_sections
 from evalsuite.tasks.generator import GENERATORS
 from evalsuite.tasks.sources.transforms import TRANSFORMS
 
@@ -99,6 +100,28 @@ def rule_metrics() -> str:
     return "\n".join(("| metric | bound | unit | option | quantity |", "|---|---|---|---|---|", *rows))
 
 
+def tables() -> str:
+    """Return the tables of evalsuite's measures, and which of them a report always has."""
+    rows = [
+        f"| `{table.name}.csv` | {table.title} | {'always' if table.is_always_written else 'with rows'} |"
+        for name in registries.own(MEASURES)
+        for table in MEASURES[name].tables
+    ]
+    return "\n".join(("| file | table | written |", "|---|---|---|", *rows))
+
+
+def columns() -> str:
+    """Return the columns of the leaderboard."""
+    rows = [f"| `{each.name}` | {each.hint} |" for each in COLUMNS if each.hint]
+    return "\n".join(("| leaderboard column | description |", "|---|---|", *rows))
+
+
+def sections() -> str:
+    """Return the sections of the page, from the top to its end."""
+    rows = [f"| `{each.id}` | {each.title} |" for each in ordered_sections()]
+    return "\n".join(("| page section | title |", "|---|---|", *rows))
+
+
 DIRECTIVES: dict[str, Callable[[], Any]] = {
     "commands": commands.reference,
     "recipe": recipe,
@@ -113,8 +136,9 @@ DIRECTIVES: dict[str, Callable[[], Any]] = {
     "selectors": lambda: registries.table(SELECTORS, lambda each: f"{each.title()} ({each.source})"),
     "selector options": selector_options,
     "rule metrics": rule_metrics,
-    "columns": lambda: registries.table(COLUMNS, lambda each: each.hint),
-    "sections": lambda: registries.table(SECTIONS, lambda each: each.title),
+    "tables": tables,
+    "columns": columns,
+    "sections": sections,
     "importers": lambda: registries.table(IMPORTERS, lambda each: each.title),
     "exporters": lambda: registries.table(EXPORTERS, lambda each: f"{each.title}. {each.__doc__}"),
 }

@@ -5,7 +5,6 @@ from evalsuite.reports import formatting
 from evalsuite.reports.analysis.averages import order
 from evalsuite.reports.analysis.measures.recall import against_recovery
 from evalsuite.reports.analysis.scopes import ALL
-from evalsuite.reports.columns import Entry, columns_of
 from evalsuite.reports.findings import (
     ablation_sentence,
     answered_all,
@@ -14,6 +13,7 @@ from evalsuite.reports.findings import (
     replicate_sentences,
 )
 from evalsuite.reports.markdown import escape, table
+from evalsuite.reports.measures.leaderboard import Entry, columns_of
 from evalsuite.reports.report import Report
 
 
@@ -51,7 +51,7 @@ def _recovery(report: Report, teacher: int) -> list[str]:
     if not report.protocols:  # no document has the scores of all seeds yet
         return []
     students = report.students(teacher)
-    columns = columns_of("markdown")
+    columns = columns_of(report, "markdown")
     main = report.protocols[0]
     rows = [r for r in report.averages if r.checkpoint in students and (r.scope, r.protocol) == (ALL, main)]
     lines: list[list[str]] = []
@@ -71,7 +71,9 @@ def _recovery(report: Report, teacher: int) -> list[str]:
                 entry = entries.get(protocol)
                 part = column.per_protocol and entry is not None and entry.average.missing
                 cells.append(
-                    formatting.NOTHING if entry is None else column.text(entry) + (r"\*" if part else "")
+                    formatting.NOTHING
+                    if entry is None
+                    else column.text(report, entry) + (r"\*" if part else "")
                 )
                 if part and not notes:
                     notes.append(r"\* Incomplete: averaged over the benchmarks that have scores; no rank.")

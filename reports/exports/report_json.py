@@ -1,21 +1,28 @@
 """report.json: the complete report, machine-readable."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import evalsuite
-from evalsuite.reports import formatting
+from evalsuite.reports import formatting, measures
 from evalsuite.reports.json_values import to_json
 from evalsuite.reports.report import Report
+from evalsuite.reports.table import Table
 
 SCHEMA = 5
 """5: equal requests count once, see `shared_requests`; 4: texts stand once, see `compact_json`."""
 
 
-def report_json(report: Report) -> dict[str, Any]:
+def report_json(report: Report, tables: Sequence[Table[Any]] | None = None) -> dict[str, Any]:
     """The report as JSON values.
 
     Scores are fractions, indices refer to `checkpoints`, undefined estimates carry a reason.
+
+    Args:
+        report: the report.
+        tables: with rows computed, as `measures.computed` returns them; None: computed here.
     """
+    tables = measures.computed(report)[0] if tables is None else tables
     return {
         "schema": SCHEMA,
         "evalsuite": evalsuite.__version__,
@@ -33,29 +40,22 @@ def report_json(report: Report) -> dict[str, Any]:
             {**to_json(each), "counts_once": each.counts_once} for each in report.tensor.counting.shared
         ],
         "score_rows": report.tensor.score_rows,
-        "averages": [to_json(row) for row in report.averages],
-        "scores": [to_json(row) for row in report.scores],
+        **{table.json or table.name: table.to_json(report) for table in tables},
         "drops": [to_json(row) for row in report.drops],
         "incomplete": [to_json(cell) for cell in report.tensor.incomplete],
-        "gaps": [to_json(row) for row in report.gaps],
-        "pairs": [to_json(row) for row in report.pairs],
         "agreement": to_json(report.agreement),
         "agreement_over_all": to_json(report.agreement_over_all),
         "informative": [{**to_json(row), "is_informative": row.is_informative} for row in report.informative],
         "letters": [{**to_json(row), "is_above_chance": row.is_above_chance} for row in report.letters],
-        "recall": [to_json(row) for row in report.recall],
         "recall_correlations": [to_json(row) for row in report.recall_correlations],
         "families": [to_json(each) for each in report.families],
         "left_out_of_families": [to_json(each) for each in report.left_out_of_families],
         "scaling": [to_json(row) for row in report.scaling],
         "crossovers": [to_json(row) for row in report.crossovers],
-        "distances": [to_json(row) for row in report.distances],
-        "probes": [to_json(row) for row in report.probes],
         "tolerances": [to_json(row) for row in report.tolerances],
         "agreements": [to_json(row) for row in report.agreements],
         "agreements_by_benchmark": [to_json(row) for row in report.agreements_by_benchmark],
         "agreement_ceilings": [to_json(row) for row in report.agreement_ceilings],
-        "paper_comparison": [to_json(row) for row in report.paper_comparison],
         "paper_orders": [to_json(order) for order in report.paper_orders],
         "ablations": [to_json(each) for each in report.ablations],
         "replicates": [to_json(row) for row in report.replicates],

@@ -3,7 +3,7 @@
 from evalsuite.reports import formatting
 from evalsuite.reports.analysis.averages import order
 from evalsuite.reports.analysis.scopes import ALL
-from evalsuite.reports.columns import Entry, columns_of
+from evalsuite.reports.measures.leaderboard import Entry, columns_of
 from evalsuite.reports.report import Report
 
 
@@ -74,7 +74,7 @@ def _table(report: Report, teacher: int | None, protocol: str) -> str:
         ]
 
     title = "no teacher" if teacher is None else report.checkpoints[teacher].label
-    shown = columns_of("terminal")
+    shown = columns_of(report, "terminal")
     header = ["", title, *(column.header for column in shown.values())]
     lines = [[*header, *(benchmark.title for benchmark in benchmarks)]]
     if teacher is not None:
@@ -91,7 +91,7 @@ def _table(report: Report, teacher: int | None, protocol: str) -> str:
             [
                 formatting.rank(entry.leading) if entry else "",
                 report.checkpoints[i].label,
-                *(column.text(entry) if entry else formatting.NOTHING for column in shown.values()),
+                *(column.text(report, entry) if entry else formatting.NOTHING for column in shown.values()),
                 *cells(i),
             ]
         )

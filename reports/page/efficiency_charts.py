@@ -10,9 +10,9 @@ from evalsuite.reports.analysis.measures.efficiency import (
     ratios,
     setting,
 )
-from evalsuite.reports.page.axes import log_axis
-from evalsuite.reports.page.figures import Figure
-from evalsuite.reports.page.plots import Axis, Curve, Point, curves
+from evalsuite.reports.figures.axes import log_axis
+from evalsuite.reports.figures.figure import Figure
+from evalsuite.reports.figures.plots import Axis, Curve, Point, curves
 from evalsuite.reports.records.efficiency import EfficiencyRow, Spread
 
 Labels = Mapping[str, str]

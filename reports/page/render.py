@@ -15,14 +15,15 @@ from markupsafe import Markup
 
 import evalsuite
 from evalsuite.foundation.taxonomy import FAILURES, OUTCOME_MEANINGS
-from evalsuite.reports import formatting
+from evalsuite.reports import formatting, measures
+from evalsuite.reports.figures.figure import script_json
 from evalsuite.reports.gate.verdict import Verdict
 from evalsuite.reports.page import gate, overview
-from evalsuite.reports.page.figures import script_json
 from evalsuite.reports.page.samples import SampleCell
 from evalsuite.reports.page.section import TEMPLATES, Section
 from evalsuite.reports.page.sections import ordered_sections
 from evalsuite.reports.report import Report
+from evalsuite.reports.table import Table
 
 FOLDER = Path(__file__).parent
 SCRIPTS = ("unpack.js", "page.js", "board.js", "figures.js", "samples.js")
@@ -36,6 +37,7 @@ def render_page(
     samples: Sequence[SampleCell] = (),
     has_questions: bool = False,
     redacted: bool = False,
+    tables: Sequence[Table[Any]] | None = None,
 ) -> str:
     """Render the page.
 
@@ -45,18 +47,16 @@ def render_page(
         samples: cells whose samples lie next to the page, as `write_samples` returns them.
         has_questions: whether the samples contain document texts.
         redacted: whether the page states that it is redacted.
+        tables: with rows computed, as `measures.computed` returns them; None: computed here.
     """
+    tables = measures.computed(report)[0] if tables is None else tables
     environment = _environment(
         report,
         {"has_samples": bool(samples), "has_questions": has_questions, "is_redacted": redacted},
     )
     return environment.get_template("index.html.j2").render(
         version=evalsuite.__version__,
-        tables=", ".join(
-            ["leaderboard.csv", "scores.csv"]
-            + (["gap.csv"] if report.gaps else [])
-            + (["paper_comparison.csv"] if report.paper_comparison else [])
-        ),
+        tables=", ".join(f"{table.name}.csv" for table in tables if table.is_written(report)),
         headline=formatting.headline(report),
         meta=overview.meta(report),
         tiles=overview.tiles(report),
@@ -65,7 +65,7 @@ def render_page(
         warnings=report.warnings,
         sections=[
             {"id": each.id, "title": each.title, "nav": each.nav, "body": _body(environment, each, view)}
-            for each in ordered_sections()
+            for each in ordered_sections(tables)
             if (view := each.view(report)) is not None
         ],
         sample_facts=_sample_facts(report, samples),

@@ -29,7 +29,7 @@ class Section:
     id: str
     """Anchor of the section; unique on the page."""
     title: str
-    order: int
+    order: float
     """Position on the page; sections of a run stand in ascending order."""
     view: View
     template: Path
@@ -41,7 +41,7 @@ SECTIONS: Registry[Section] = Registry("page section")
 
 
 def section(
-    id: str, title: str, *, order: int, nav: str = "", template: Path | None = None
+    id: str, title: str, *, order: float, nav: str = "", template: Path | None = None
 ) -> Callable[[View], View]:
     """Register the decorated function as a section; see the module.
 

@@ -129,14 +129,19 @@ def test_gate_rule(page: PageCode) -> None:
     page.call("python lead_over_chance.py", code=1)
 
 
-def test_leaderboard_column(page: PageCode) -> None:
+def test_measure(page: PageCode) -> None:
     use_as_demo(page, "failing")
     printed = page.run()
     report = page.folder / "report"
-    table = pd.read_csv(report / "leaderboard.csv")
-    assert set(table.loc[table["label"] == "student", "training_tokens"]) == {1_000_000}
+    leaderboard = pd.read_csv(report / "leaderboard.csv")
+    assert set(leaderboard.loc[leaderboard["label"] == "student", "training_tokens"]) == {1_000_000}
     for text in (printed, *((report / name).read_text() for name in ("index.html", "report.md"))):
         assert "training tokens" in text
+    table = pd.read_csv(report / "training_tokens.csv")
+    assert list(table.columns) == ["label", "tokens", "stages"]
+    assert dict(zip(table["label"], table["tokens"], strict=True)) == {"student": 1_000_000}
+    assert '<a href="#training_tokens">Training tokens</a>' in (report / "index.html").read_text()
+    assert json.loads((report / "report.json").read_text())["training_tokens"]
 
 
 def test_importer(page: PageCode) -> None:

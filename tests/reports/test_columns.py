@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 
 from evalsuite.reports.analysis.bootstrap_sample import Estimate
-from evalsuite.reports.columns import COLUMNS, Column, Entry, columns_of
-from evalsuite.reports.exports.csv_tables import leaderboard_csv, scores_csv
 from evalsuite.reports.exports.markdown import report_markdown
 from evalsuite.reports.exports.terminal import leaderboard_text
+from evalsuite.reports.measure import MEASURES, Measure
+from evalsuite.reports.measures.leaderboard import COLUMNS, LEADERBOARD, Entry, columns_of, leaderboard
+from evalsuite.reports.measures.scores import SCORES
 from evalsuite.reports.report import Report, build_report
 from evalsuite.reports.statistics.intervals import Interval
+from evalsuite.reports.table import Column
 
 OLD = [
     "label",
@@ -57,26 +59,31 @@ def rows_of(text: str) -> list[dict[str, str]]:
 
 
 def test_one_declaration_reaches_every_output(report: Report, monkeypatch: pytest.MonkeyPatch) -> None:
-    column = Column(
+    column: Column[Entry] = Column(
+        "forgotten",
         title="right answers lost",
         hint="1 − retained.",
-        value=lambda entry: None if entry.agreement is None else 1 - (entry.agreement.retained.point or 0.0),
-        kind="value",
+        value=lambda report, entry: (
+            None if entry.agreement is None else 1 - (entry.agreement.retained.point or 0.0)
+        ),
+        unit="percent",
         better="lower",
     )
-    monkeypatch.setitem(COLUMNS._items, "forgotten", column)
+    monkeypatch.setitem(MEASURES._items, "forgotten", Measure(columns=(column,)))
     row = report.agreement_with_teacher(2, "loglikelihood")
     percent = f"{100 * (1 - row.retained.point):.1f}"
     found = next(
         each
-        for each in rows_of(leaderboard_csv(report))
+        for each in rows_of(leaderboard(report)[0].csv(report))
         if (each["label"], each["protocol"], each["scope"]) == ("weak", "loglikelihood", "all")
     )
     assert float(found["forgotten"]) == pytest.approx(1 - row.retained.point)
     for text in (report_markdown(report), leaderboard_text(report)):
         assert "right answers lost %" in text
         assert percent in next(line for line in text.splitlines() if "weak" in line and percent in line)
-    assert columns_of("page")["forgotten"].sort_key(Entry.of(report, report.average(2, "loglikelihood")))
+    assert columns_of(report, "page")["forgotten"].sort_key(
+        report, Entry.of(report, report.average(2, "loglikelihood"))
+    )
 
 
 @pytest.mark.parametrize("name", ["agreement", "retained"])
@@ -88,8 +95,8 @@ def test_tables_of_one_row_have_one_set_of_benchmarks(report: Report, name: str)
     kept = [each for each in report.agreements if each is not every]
     other = dataclasses.replace(every, **{name: Estimate(Interval(0.123, 0.1, 0.2))})
     changed = dataclasses.replace(report, agreements=(*kept, other))
-    assert COLUMNS[name].value(Entry.of(changed, average)) == getattr(other, name)
-    assert COLUMNS[name].value(Entry.leading_of(changed, average)) == getattr(row, name)
+    assert LEADERBOARD.column(name).of(changed, Entry.of(changed, average)) == getattr(other, name)
+    assert LEADERBOARD.column(name).of(changed, Entry.leading_of(changed, average)) == getattr(row, name)
     text = f"{100 * getattr(row, name).point:.1f}"
     for table in (report_markdown(changed), leaderboard_text(changed)):
         assert text in next(line for line in table.splitlines() if "weak" in line)
@@ -97,7 +104,7 @@ def test_tables_of_one_row_have_one_set_of_benchmarks(report: Report, name: str)
 
 
 def test_csv_keeps_the_names_and_order_of_its_columns(report: Report) -> None:
-    rows = rows_of(leaderboard_csv(report))
+    rows = rows_of(LEADERBOARD.csv(report))
     assert list(rows[0])[: len(OLD)] == OLD
     assert {row["scope"] for row in rows} >= {"all", "informative", "knowledge"}
     assert set(rows[0]) == {name for row in rows for name in row}
@@ -116,7 +123,7 @@ def test_csv_keeps_the_names_and_order_of_its_columns(report: Report) -> None:
 def test_scores_csv_has_flips_letters_and_what_is_informative(report: Report) -> None:
     rows = {
         (row["label"], row["benchmark"], row["protocol"], row["context"]): row
-        for row in rows_of(scores_csv(report))
+        for row in rows_of(SCORES.csv(report))
     }
     row = rows["weak", "piqa", "generation", ""]
     (flips,) = (
@@ -133,15 +140,14 @@ def test_scores_csv_has_flips_letters_and_what_is_informative(report: Report) ->
     assert rows["weak", "piqa", "loglikelihood", ""]["letters"] == ""
 
 
-@pytest.mark.parametrize("name", COLUMNS.names())
-def test_every_column_states_what_it_returns(report: Report, name: str) -> None:
-    column = COLUMNS[name]
-    assert column.hint.endswith(".")
+@pytest.mark.parametrize("column", COLUMNS, ids=lambda column: column.name)
+def test_every_column_states_what_it_returns(report: Report, column: Column[Entry]) -> None:
+    assert column.hint.endswith(".") or column.outputs == ("csv",)
     shapes = set()
     for average in report.averages:
         entry = Entry.of(report, average)
-        shapes.add(tuple(column.csv(name, entry)) if "csv" in column.outputs else ())
-        assert column.text(entry)
-        key = column.sort_key(entry)
+        shapes.add(tuple(column.csv(report, entry)) if "csv" in column.outputs else ())
+        assert column.text(report, entry)
+        key = column.sort_key(report, entry)
         assert key is None or isinstance(key, float)
     assert len(shapes) == 1

@@ -1,5 +1,9 @@
 """Sections of the page: importing this package registers all of them."""
 
+from collections.abc import Iterable
+from typing import Any
+
+from evalsuite.reports import measures
 from evalsuite.reports.page.section import SECTIONS, Section
 from evalsuite.reports.page.sections import (
     ablations,
@@ -7,7 +11,6 @@ from evalsuite.reports.page.sections import (
     cost,
     distance,
     layers,
-    pairwise,
     paper_comparison,
     probe,
     protocol_gap,
@@ -18,6 +21,8 @@ from evalsuite.reports.page.sections import (
     scaling,
     training_curves,
 )
+from evalsuite.reports.page.tables import table_section
+from evalsuite.reports.table import Table
 
 MODULES = (
     ablations,
@@ -25,7 +30,6 @@ MODULES = (
     cost,
     distance,
     layers,
-    pairwise,
     paper_comparison,
     probe,
     protocol_gap,
@@ -39,6 +43,12 @@ MODULES = (
 """Modules with sections; each registers its own when it is imported."""
 
 
-def ordered_sections() -> list[Section]:
-    """All sections from the top of the page to its end."""
-    return sorted(SECTIONS.values(), key=lambda each: each.order)
+def ordered_sections(tables: Iterable[Table[Any]] | None = None) -> list[Section]:
+    """All sections from the top of the page to its end: those of modules and those of tables.
+
+    Args:
+        tables: with rows computed; None: all tables of measures that can be used.
+    """
+    placed = (table for table in (measures.tables() if tables is None else tables) if table.order is not None)
+    found = [*SECTIONS.values(), *(table_section(table) for table in placed)]
+    return sorted(found, key=lambda each: each.order)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from evalsuite.reports import formatting
 from evalsuite.reports.analysis.lineage import lineage_of
 from evalsuite.reports.analysis.measures.closeness import ClosenessOrder, closeness_order, difference
-from evalsuite.reports.page.figures import Table
+from evalsuite.reports.figures.figure import Table
 from evalsuite.reports.page.section import section
 from evalsuite.reports.report import Report
 from evalsuite.reports.statistics.intervals import Interval

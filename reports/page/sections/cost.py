@@ -19,8 +19,8 @@ from evalsuite.reports.analysis.measures.efficiency import (
     setting,
     settings,
 )
+from evalsuite.reports.figures.figure import Figure, Table, figure, text
 from evalsuite.reports.page.efficiency_charts import Labels, efficiency_charts
-from evalsuite.reports.page.figures import Figure, Table, figure, text
 from evalsuite.reports.page.section import section
 from evalsuite.reports.records.efficiency import EfficiencyRow
 from evalsuite.reports.references.efficiency import paper_ratios

@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 
 from evalsuite.reports import formatting
 from evalsuite.reports.analysis.measures.distances import DistanceRow
-from evalsuite.reports.page.figures import Figure, Table, color, figure, text
+from evalsuite.reports.figures.figure import Figure, Table, color, figure, text
 from evalsuite.reports.page.section import section
 from evalsuite.reports.records.distances import ANSWERS
 from evalsuite.reports.report import Report

@@ -8,10 +8,10 @@ from markupsafe import Markup
 
 from evalsuite.reports import formatting
 from evalsuite.reports.analysis.lineage import Lineage, lineage_of
-from evalsuite.reports.page.axes import exact_axis
-from evalsuite.reports.page.charts import layer_strip
-from evalsuite.reports.page.figures import Figure, Table, figure, text
-from evalsuite.reports.page.plots import Axis, Curve, Point, curves
+from evalsuite.reports.figures.axes import exact_axis
+from evalsuite.reports.figures.charts import layer_strip
+from evalsuite.reports.figures.figure import Figure, Table, figure, text
+from evalsuite.reports.figures.plots import Axis, Curve, Point, curves
 from evalsuite.reports.page.section import section
 from evalsuite.reports.page.sections.scaling import comparable_students, recovery_charts
 from evalsuite.reports.records.sidecars import Selection

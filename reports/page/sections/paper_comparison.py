@@ -6,10 +6,10 @@ from markupsafe import Markup
 
 from evalsuite.reports import formatting
 from evalsuite.reports.analysis.paper_comparison import PaperRow
+from evalsuite.reports.figures.axes import Axis, nice_axis
+from evalsuite.reports.figures.row_charts import axis_mark, interval_mark
 from evalsuite.reports.findings import order_sentences
-from evalsuite.reports.page.axes import Axis, nice_axis
 from evalsuite.reports.page.paper_tables import PaperTable, paper_tables
-from evalsuite.reports.page.row_charts import axis_mark, interval_mark
 from evalsuite.reports.page.section import section
 from evalsuite.reports.report import Report
 

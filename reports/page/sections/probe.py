@@ -7,8 +7,8 @@ from statistics import fmean
 from evalsuite.reports import formatting
 from evalsuite.reports.analysis.bootstrap_sample import Estimate
 from evalsuite.reports.analysis.measures.probes import FOUND, MISSED, ProbeRow
-from evalsuite.reports.page.figures import Figure, Table
-from evalsuite.reports.page.plots import Axis, Curve, Point, curves, heatmap
+from evalsuite.reports.figures.figure import Figure, Table
+from evalsuite.reports.figures.plots import Axis, Curve, Point, curves, heatmap
 from evalsuite.reports.page.section import section
 from evalsuite.reports.records.probes import SEGMENTS
 from evalsuite.reports.report import Report

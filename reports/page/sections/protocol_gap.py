@@ -10,11 +10,11 @@ from evalsuite.reports import formatting
 from evalsuite.reports.analysis.rows import Agreement, GapRow
 from evalsuite.reports.analysis.scopes import ALL
 from evalsuite.reports.analysis.warnings import teachers_below_chance
-from evalsuite.reports.page.axes import Axis, nice_axis
-from evalsuite.reports.page.figures import Figure, Table
+from evalsuite.reports.figures.axes import Axis, nice_axis
+from evalsuite.reports.figures.figure import Figure, Table
+from evalsuite.reports.figures.plots import Slope, slopes
+from evalsuite.reports.figures.row_charts import Dumbbell, Share, axis_mark, dumbbells, stack
 from evalsuite.reports.page.paper_tables import paper_gap_sentence
-from evalsuite.reports.page.plots import Slope, slopes
-from evalsuite.reports.page.row_charts import Dumbbell, Share, axis_mark, dumbbells, stack
 from evalsuite.reports.page.section import section
 from evalsuite.reports.report import Report
 

@@ -9,8 +9,8 @@ from evalsuite.reports.analysis.measures.recall import against_recovery
 from evalsuite.reports.analysis.rows import BenchmarkRow
 from evalsuite.reports.analysis.scopes import INFORMATIVE
 from evalsuite.reports.analysis.warnings import unread_contexts
-from evalsuite.reports.page.figures import Figure, Table
-from evalsuite.reports.page.plots import Axis, Mark, heatmap, scatter
+from evalsuite.reports.figures.figure import Figure, Table
+from evalsuite.reports.figures.plots import Axis, Mark, heatmap, scatter
 from evalsuite.reports.page.section import section
 from evalsuite.reports.records.merging import CellKey
 from evalsuite.reports.report import Report

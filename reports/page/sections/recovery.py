@@ -8,18 +8,18 @@ from markupsafe import Markup
 
 from evalsuite.reports import findings, formatting
 from evalsuite.reports.analysis.averages import order
-from evalsuite.reports.analysis.bootstrap_sample import Estimate
 from evalsuite.reports.analysis.lineage import lineage_of
 from evalsuite.reports.analysis.rows import AverageRow
 from evalsuite.reports.analysis.scopes import INFORMATIVE
-from evalsuite.reports.columns import Column, Entry, columns_of
-from evalsuite.reports.page.axes import Axis, nice_axis
+from evalsuite.reports.figures.axes import Axis, nice_axis
+from evalsuite.reports.figures.figure import script_json
+from evalsuite.reports.measures.leaderboard import Entry, columns_of
 from evalsuite.reports.page.benchmark_cells import BenchmarkCell, BenchmarkColumn, benchmark_columns
-from evalsuite.reports.page.figures import script_json
 from evalsuite.reports.page.section import section
+from evalsuite.reports.page.tables import Cell, Head, cell, head
 from evalsuite.reports.records.run_folder import BenchmarkPlan
 from evalsuite.reports.report import Report
-from evalsuite.reports.statistics.intervals import Interval
+from evalsuite.reports.table import Column
 
 SHORT = 60
 """Recovery axes that would span more points than this start at 0."""
@@ -33,13 +33,13 @@ Entries = Mapping[tuple[int, str, str], Entry]
 """Checkpoint, protocol and scope → the row of the leaderboard; students only."""
 
 
-def summary_columns(entries: Entries) -> list[Column]:
+def summary_columns(report: Report, entries: Entries) -> list[Column[Entry]]:
     """The declared columns of the page that have values, first recovery over the chosen benchmarks."""
     declared = {
         name: column
-        for name, column in columns_of("page").items()
+        for name, column in columns_of(report, "page").items()
         if name in ("recovery", *LEADING)
-        or any(column.sort_key(entry) is not None for entry in entries.values())
+        or any(column.sort_key(report, entry) is not None for entry in entries.values())
     }
     recovery = replace(
         declared.pop("recovery"),
@@ -52,29 +52,12 @@ def summary_columns(entries: Entries) -> list[Column]:
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
-    """One number of a checkpoint in one view."""
-
-    text: str
-    interval: str = ""
-    sort: float | None = None
-    hint: str = ""
-
-    def packed(self) -> list[Any]:
-        """As the page's script reads it, without empty ends."""
-        found = [self.text, self.interval, self.sort, self.hint]
-        while len(found) > 1 and found[-1] in ("", None):
-            found.pop()
-        return found
-
-
-@dataclass(frozen=True, slots=True)
 class Line:
     """One checkpoint in one view."""
 
-    rank: Summary
+    rank: Cell
     about: str
-    summaries: tuple[Summary, ...]
+    summaries: tuple[Cell, ...]
     mark: tuple[float, float, float] | None
     """Position of the recovery interval on the axis, in percent: low, point, high."""
 
@@ -126,8 +109,8 @@ class Board:
 
     groups: tuple[Group, ...]
     columns: tuple[BenchmarkColumn, ...]
-    summaries: tuple[tuple[str, str, str], ...]
-    """Header, explanation and first order of sorting of the columns before the benchmarks."""
+    summaries: tuple[Head, ...]
+    """The columns before the benchmarks."""
     views: tuple[View, ...]
     first: View
     hidden: tuple[int, ...]
@@ -152,7 +135,7 @@ def board(report: Report) -> Board | None:
         for row in report.averages
         if (entry := Entry.of(report, row)).is_student
     }
-    summaries = summary_columns(entries)
+    summaries = summary_columns(report, entries)
     views = [
         view
         for protocol in report.protocols
@@ -165,7 +148,7 @@ def board(report: Report) -> Board | None:
     return Board(
         groups=tuple(_groups(report, columns, views[0])),
         columns=tuple(columns),
-        summaries=tuple((column.header, column.hint, _first_order(column)) for column in summaries),
+        summaries=tuple(head(column) for column in summaries),
         views=tuple(views),
         first=views[0],
         hidden=tuple(at for at in range(len(columns)) if at not in views[0].columns),
@@ -220,7 +203,7 @@ def _view(
     report: Report,
     place: tuple[str, str],
     columns: Sequence[BenchmarkColumn],
-    summaries: Sequence[Column],
+    summaries: Sequence[Column[Entry]],
     entries: Entries,
 ) -> View | None:
     protocol, scope = place
@@ -273,7 +256,7 @@ def _line(
     checkpoint: int,
     average: AverageRow | None,
     entry: Entry | None,
-    columns: Sequence[Column],
+    columns: Sequence[Column[Entry]],
     axis: Axis | None,
 ) -> Line:
     plan = report.checkpoints[checkpoint].plan
@@ -285,36 +268,15 @@ def _line(
         about.append(f"incomplete, no rank: missing {formatting.some(average.missing)}")
     if entry is None:
         reference = "100" if report.checkpoints[checkpoint].is_teacher else formatting.NOTHING
-        summaries = [Summary(reference), *(Summary("") for _ in columns[1:])]
+        summaries = [Cell(reference), *(Cell("") for _ in columns[1:])]
     else:
-        summaries = [_summary(column, entry) for column in columns]
+        summaries = [cell(column, report, entry) for column in columns]
     interval = average.recovery.interval if average else None
     mark = None
     if interval is not None and axis is not None:
         mark = axis.at(100 * interval.low), axis.at(100 * interval.point), axis.at(100 * interval.high)
-    rank = Summary(formatting.rank(average), sort=average.rank) if average else Summary("")
+    rank = Cell(formatting.rank(average), sort=average.rank) if average else Cell("")
     return Line(rank, " · ".join(part for part in about if part), tuple(summaries), mark)
-
-
-def _summary(column: Column, entry: Entry) -> Summary:
-    """A number whose interval stands below it, or is shown on hover like the reason why it is undefined."""
-    value = column.value(entry)
-    text = replace(column, with_interval=False).text(entry)
-    interval = value.interval if isinstance(value, Estimate) else value
-    if not isinstance(interval, Interval):
-        why = value.why if isinstance(value, Estimate) else ""
-        below = "undefined" if why and column.with_interval else ""
-        return Summary(text, below, column.sort_key(entry), why)
-    span = formatting.span(interval, 1 if column.unit == "number" else 100, column.digits)
-    sort = round(interval.point, 6)
-    if column.with_interval:
-        return Summary(text, span, sort)
-    note = column.note(entry)
-    return Summary(text, "", sort, f"95 % interval {span}" + (f"; {note}" if note else ""))
-
-
-def _first_order(column: Column) -> str:
-    return "ascending" if column.better == "lower" else "descending"
 
 
 def _uninformative(report: Report) -> list[str]:

@@ -11,8 +11,8 @@ from evalsuite.reports.analysis.bootstrap_sample import Estimate
 from evalsuite.reports.analysis.measures.agreement import AgreementRow
 from evalsuite.reports.analysis.measures.tolerance import ToleranceRow
 from evalsuite.reports.analysis.scopes import ALL, INFORMATIVE
-from evalsuite.reports.page.figures import Figure, Table, figure, text
-from evalsuite.reports.page.plots import FEW_MARKS, Axis, Curve, Mark, Point, curves, scatter
+from evalsuite.reports.figures.figure import Figure, Table, figure, text
+from evalsuite.reports.figures.plots import FEW_MARKS, Axis, Curve, Mark, Point, curves, scatter
 from evalsuite.reports.page.section import section
 from evalsuite.reports.report import Report
 

@@ -7,9 +7,9 @@ from functools import partial
 from evalsuite.reports import formatting
 from evalsuite.reports.analysis.lineage import lineage_of
 from evalsuite.reports.analysis.measures.families import Quantity
-from evalsuite.reports.page.axes import exact_axis, log_axis
-from evalsuite.reports.page.figures import Figure, Table
-from evalsuite.reports.page.plots import Axis, Curve, Point, curves
+from evalsuite.reports.figures.axes import exact_axis, log_axis
+from evalsuite.reports.figures.figure import Figure, Table
+from evalsuite.reports.figures.plots import Axis, Curve, Point, curves
 from evalsuite.reports.page.section import section
 from evalsuite.reports.report import Report
 

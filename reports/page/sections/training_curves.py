@@ -6,8 +6,8 @@ import numpy as np
 
 from evalsuite.reports import formatting
 from evalsuite.reports.analysis.lineage import lineage_of
-from evalsuite.reports.page.figures import Figure, Table
-from evalsuite.reports.page.plots import Axis, Curve, Point, curves
+from evalsuite.reports.figures.figure import Figure, Table
+from evalsuite.reports.figures.plots import Axis, Curve, Point, curves
 from evalsuite.reports.page.section import section
 from evalsuite.reports.records.loss_curves import LossCurve
 from evalsuite.reports.report import Report

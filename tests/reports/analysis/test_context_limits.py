@@ -12,7 +12,7 @@ import yaml
 
 from evalsuite.reports import compare, load_policy, policy_from_options, run_gate
 from evalsuite.reports.analysis.result_tensor import load_result_tensor
-from evalsuite.reports.exports.csv_tables import scores_csv
+from evalsuite.reports.measures.scores import SCORES
 from evalsuite.reports.page.sections.recall import recall_view
 from evalsuite.reports.records.run_folder import read_plan, write_plan
 from evalsuite.reports.report import build_report
@@ -61,7 +61,7 @@ def test_unread_context_is_named_and_not_missing(run: Path) -> None:
     assert report.tensor.unread == {(short, ("niah_single_1", "generation", 1024)): WHY}
     assert not report.tensor.incomplete
     assert f"S-NIAH-1 at 1,024 tokens: not read by 'short', which {WHY}." in report.warnings
-    rows = list(csv.DictReader(io.StringIO(scores_csv(report))))
+    rows = list(csv.DictReader(io.StringIO(SCORES.csv(report))))
     (row,) = (row for row in rows if row["status"] == "not read")
     assert (row["label"], row["context"], row["documents"], row["score"]) == ("short", "1024", "0", "")
     assert {row["status"] for row in rows} == {"measured", "not read"}
@@ -152,7 +152,7 @@ def test_scores_beyond_the_stated_positions_are_marked_everywhere(run: Path, tmp
     assert marked["long", 1024] == 60
     sentence = next(text for text in report.warnings if "out of distribution" in text)
     assert sentence.startswith("S-NIAH-1 at 1,024 tokens: out of distribution for 'teacher', 'long'")
-    rows = csv.DictReader(io.StringIO(scores_csv(report)))
+    rows = csv.DictReader(io.StringIO(SCORES.csv(report)))
     counts = {(row["label"], row["context"]): row["out_of_distribution"] for row in rows if row["context"]}
     assert counts["long", "1024"] == "60"
     assert counts["long", "512"] == "0"

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from evalsuite.reports.page.figures import Figure
+from evalsuite.reports.figures.figure import Figure
 from evalsuite.reports.page.sections.layers import layer_charts, layer_rows
 from evalsuite.reports.page.sections.scaling import scaling_views
 from evalsuite.reports.report import Report, build_report

@@ -3,8 +3,8 @@
 import itertools
 import random
 
-from evalsuite.reports.page.figures import CHARACTER, LINE, RADIUS, Table, label_positions
-from evalsuite.reports.page.plots import Axis, Mark, scatter
+from evalsuite.reports.figures.figure import CHARACTER, LINE, RADIUS, Table, label_positions
+from evalsuite.reports.figures.plots import Axis, Mark, scatter
 from evalsuite.reports.statistics.intervals import Interval
 
 ORDER = ("top center", "bottom center", "middle right", "middle left")

@@ -15,7 +15,7 @@ from evalsuite.foundation import ConfigError
 from evalsuite.reports import compare, load_policy
 from evalsuite.reports.analysis.measures.efficiency import setting, settings
 from evalsuite.reports.analysis.result_tensor import load_result_tensor
-from evalsuite.reports.exports.csv_tables import leaderboard_csv
+from evalsuite.reports.measures.leaderboard import LEADERBOARD
 from evalsuite.reports.page.efficiency_charts import efficiency_charts
 from evalsuite.reports.page.render import render_page
 from evalsuite.reports.records.efficiency import read_efficiency
@@ -311,7 +311,7 @@ def test_crossovers_are_those_of_the_measurements(made: tuple[Report, Sections])
 
 def test_the_leaderboard_has_cost_at_32k_or_the_longest_context(made: tuple[Report, Sections]) -> None:
     report, _ = made
-    rows = list(csv.DictReader(io.StringIO(leaderboard_csv(report))))
+    rows = list(csv.DictReader(io.StringIO(LEADERBOARD.csv(report))))
     student = next(row.label for row in report.efficiency if row.label != "SmolLM2-135M")
     found = [row for row in rows if row["label"] == student and row["scope"] == "all"]
     assert found

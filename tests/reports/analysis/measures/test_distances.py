@@ -11,9 +11,9 @@ from evalsuite.foundation import DataError
 from evalsuite.reports import policy_from_options, run_gate
 from evalsuite.reports.analysis.counting import Counting
 from evalsuite.reports.analysis.measures.distances import DistanceRow, distance_rows
-from evalsuite.reports.columns import COLUMNS, Entry
-from evalsuite.reports.exports.csv_tables import distances_csv
 from evalsuite.reports.exports.loss_statement import loss_statement
+from evalsuite.reports.measures.distances import DISTANCES
+from evalsuite.reports.measures.leaderboard import LEADERBOARD, Entry
 from evalsuite.reports.records.distances import COLUMNS as FIELDS
 from evalsuite.reports.records.distances import FILE, read_distance_file, read_distances, write_distances
 from evalsuite.reports.records.run_folder import read_plan
@@ -214,9 +214,9 @@ def test_weights_trained_again_are_marked_and_do_not_pass_the_gate(small_run: Pa
         write_distances(run, rows.assign(teacher=ids["teacher"]))
     report = build_report([run])
     entries = [Entry.of(report, report.average(i, "loglikelihood")) for i in (1, 2)]
-    assert [COLUMNS["kl"].text(entry) for entry in entries] == ["0.100", "0.100 †"]
-    assert [COLUMNS["distance_trained_again"].value(entry) for entry in entries] == [0, 1]
-    by_label = {line.split(",")[0]: line.split(",")[1] for line in distances_csv(report).splitlines()}
+    assert [LEADERBOARD.column("kl").text(report, entry) for entry in entries] == ["0.100", "0.100 †"]
+    assert [LEADERBOARD.column("distance_trained_again").of(report, entry) for entry in entries] == [0, 1]
+    by_label = {line.split(",")[0]: line.split(",")[1] for line in DISTANCES.csv(report).splitlines()}
     assert by_label == {"label": "trained_again", "strong": "0", "weak": "1"}
     strong, weak = run_gate([run], policy_from_options(max_kl=0.5)).results
     assert (strong.outcome, weak.outcome) == ("pass", "unmeasured")
@@ -240,10 +240,15 @@ def test_report_columns_and_gate_read_the_run_folder(small_run: Path, tmp_path: 
     weak = report.distance(2)
     assert weak.kl.point == pytest.approx(0.9, abs=0.1)
     entry = Entry.of(report, report.average(2, "loglikelihood"))
-    assert COLUMNS["kl"].text(entry) == f"{weak.kl.point:.3f}"
+    assert LEADERBOARD.column("kl").text(report, entry) == f"{weak.kl.point:.3f}"
     informative = Entry.of(report, report.average(2, "loglikelihood", "informative"))
-    assert COLUMNS["kl"].text(informative) == COLUMNS["kl"].text(entry)
-    assert COLUMNS["kl"].text(Entry.of(report, report.average(2, "loglikelihood", "knowledge"))) == "–"
+    assert LEADERBOARD.column("kl").text(report, informative) == LEADERBOARD.column("kl").text(report, entry)
+    assert (
+        LEADERBOARD.column("kl").text(
+            report, Entry.of(report, report.average(2, "loglikelihood", "knowledge"))
+        )
+        == "–"
+    )
     verdict = run_gate([run], policy_from_options(max_kl=0.5))
     assert [(each.checkpoint, each.outcome) for each in verdict.results] == [
         ("strong", "pass"),

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from evalsuite.reports import compare
-from evalsuite.reports.exports.csv_tables import scores_csv
 from evalsuite.reports.formatting import headline
+from evalsuite.reports.measures.scores import SCORES
 from evalsuite.reports.records.run_folder import read_plan, write_plan
 from evalsuite.reports.report import Report, build_report
 from tests.reports.score_edits import Row, edit_rows
@@ -91,7 +91,7 @@ def test_a_suite_declares_what_does_not_lead(synthetic: SimpleNamespace, tmp_pat
     assert report.informative_benchmarks(0, "loglikelihood") == ("good",)
     assert report.average(1, "loglikelihood", "informative").benchmarks == ("good",)
     assert report.average(1, "loglikelihood").benchmarks == ("good", "seen")
-    rows = csv.DictReader(scores_csv(report).splitlines())
+    rows = csv.DictReader(SCORES.csv(report).splitlines())
     assert {row["not_informative_why"] for row in rows if row["benchmark"] == "seen"} == {reason}
     (warning,) = (w for w in report.warnings if "under log-likelihood leaves out" in w)
     assert warning.endswith(f"leaves out SEEN: {reason}.")

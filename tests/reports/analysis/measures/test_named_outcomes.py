@@ -12,7 +12,8 @@ from evalsuite.reports import compare
 from evalsuite.reports.admission import admit
 from evalsuite.reports.analysis.measures.admission import AdmissionRule
 from evalsuite.reports.analysis.warnings import teachers_below_chance
-from evalsuite.reports.exports.csv_tables import gap_csv, scores_csv
+from evalsuite.reports.measures.gap import GAP
+from evalsuite.reports.measures.scores import SCORES
 from evalsuite.reports.report import Report, build_report
 from tests.reports.score_edits import Row, edit_rows
 
@@ -69,9 +70,9 @@ def test_a_teacher_below_chance_is_said_to_name_no_choice(synthetic: SimpleNames
 
 def test_tables_and_page_list_every_failure(synthetic: SimpleNamespace, tmp_path: Path) -> None:
     report = build_report([run_with(synthetic, tmp_path / "run", "guessed")])
-    generated = [r for r in csv.DictReader(scores_csv(report).splitlines()) if r["protocol"] == "generation"]
+    generated = [r for r in csv.DictReader(SCORES.csv(report).splitlines()) if r["protocol"] == "generation"]
     assert [(row["guessed"], row["ran_on"]) for row in generated] == [("100", "0")] * 2
-    for row in csv.DictReader(gap_csv(report).splitlines()):
+    for row in csv.DictReader(GAP.csv(report).splitlines()):
         assert float(row["student_share_guessed"]) == pytest.approx(1 / 3)
         assert all(row[f"explained_{name}"] for name in FAILURES)
     compare([tmp_path / "run"], tmp_path / "page")

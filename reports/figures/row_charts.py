@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
-from evalsuite.reports.page.axes import Axis
+from evalsuite.reports.figures.axes import Axis
 from evalsuite.reports.statistics.intervals import Interval
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from evalsuite.reports import formatting
-from evalsuite.reports.page.figures import (
+from evalsuite.reports.figures.figure import (
     DASHES,
     SERIES_COLORS,
     SYMBOLS,

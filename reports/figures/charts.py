@@ -7,9 +7,9 @@ from statistics import fmean
 
 from markupsafe import Markup
 
-from evalsuite.reports.page.axes import Axis, nice_axis
-from evalsuite.reports.page.plots import Curve
-from evalsuite.reports.page.row_charts import element, figure
+from evalsuite.reports.figures.axes import Axis, nice_axis
+from evalsuite.reports.figures.plots import Curve
+from evalsuite.reports.figures.row_charts import element, figure
 
 
 @dataclass(frozen=True, slots=True)

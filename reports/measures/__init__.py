@@ -1,0 +1,53 @@
+"""The quantities of a report: one module each, which owns its table, its figures and its place on the page.
+
+Importing this package registers all of evalsuite's own.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from evalsuite.foundation.registry import import_submodules
+from evalsuite.reports.measure import MEASURES, usable
+from evalsuite.reports.measures.leaderboard import LEADERBOARD, leaderboard
+from evalsuite.reports.report import Report
+from evalsuite.reports.table import Table
+
+import_submodules(__name__, __path__)
+
+
+def tables() -> list[Table[Any]]:
+    """The tables of all measures that can be used, in order of registration."""
+    return [table for name in usable() for table in MEASURES[name].tables]
+
+
+def computed(report: Report) -> tuple[list[Table[Any]], list[str]]:
+    """The tables with the rows of a report, and why the table or the measure of a package is left out."""
+    found: dict[str, Table[Any]] = {}
+    problems = [why for name in MEASURES.names() if (why := MEASURES.problem(name)) is not None]
+    for name in usable():
+        for table in MEASURES[name].tables:
+            origin = MEASURES.origin(name)
+            if table is LEADERBOARD:
+                wider, left_out = leaderboard(report)
+                found[table.name] = _with_rows(wider, report)
+                problems += left_out
+            elif origin == "evalsuite":
+                found[table.name] = _with_rows(table, report)
+            elif table.name in found:
+                problems.append(f"table '{table.name}' of {origin} is left out: another measure has one")
+            else:
+                try:
+                    found[table.name] = _with_rows(table, report)
+                    found[table.name].check(report)
+                except Exception as error:  # whatever a foreign measure raises
+                    found.pop(table.name, None)
+                    problems.append(
+                        f"table '{table.name}' of {origin} is left out: {type(error).__name__}: {error}"
+                    )
+    return sorted(found.values(), key=lambda table: not table.is_always_written), problems
+
+
+def _with_rows(table: Table[Any], report: Report) -> Table[Any]:
+    """The table with rows, notes and figures that are computed once."""
+    rows, notes, figures = list(table.rows(report)), list(table.notes(report)), list(table.figures(report))
+    return replace(table, rows=lambda _: rows, notes=lambda _: notes, figures=lambda _: figures)
