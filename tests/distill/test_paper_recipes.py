@@ -51,29 +51,6 @@ def test_kd_nine_has_the_parameters_of_table_4(mixer: str) -> None:
     assert abs(total / 1e6 - TABLE_4[mixer]) < 0.61
 
 
-def test_ablations_stand_on_the_base_of_their_table() -> None:
-    """Number of softmax layers, tokens of stages 3a and 3b, and what stage 3b trains."""
-    base = {
-        "t3-250m": (5, 250, 250, "no_softmax"),
-        "t4-openhermes": (7, 500, 500, "no_softmax"),
-        "t5-sft-full-750m": (7, 500, 750, "no_softmax"),
-        "t6-unfrozen": (5, 500, 500, "no_embeddings"),
-        "t13-100": (7, 500, 250, "no_softmax"),
-        "t14-0.1": (5, 500, 500, "no_embeddings"),
-        "t16-750m": (7, 500, 750, "no_softmax_no_mlp"),
-    }
-    for name, (softmax, pretraining, tuning, trainable) in base.items():
-        recipe = load_recipe(f"gendistill-2026:{name}")
-        *_, stage3a, stage3b = recipe.stages
-        found = (len(recipe.student.softmax_layers), stage3a.tokens / 1e6, stage3b.tokens / 1e6)
-        assert found == (softmax, pretraining, tuning), name
-        assert stage3b.trainable_set == trainable, name
-    t10 = load_recipe("gendistill-2026:t10-post-norm")
-    assert [stage.data for stage in t10.stages] == ["english"] * 3
-    assert [stage.tokens / 1e6 for stage in t10.stages] == [30, 30, 100]
-    assert t10.student.options["kda"] == {"preset": "gendistill", "output_norm": "rms"}
-
-
 def tiny_teacher(folder: Path, recipe: Recipe, tokenizer: Any) -> int:
     """Write a random teacher with the recipe's kind of architecture; return its number of layers."""
     assert isinstance(recipe.student.softmax_layers, list)

