@@ -8,9 +8,7 @@ from typing import Any, Literal
 
 from pydantic import (
     Field,
-    SerializerFunctionWrapHandler,
     field_validator,
-    model_serializer,
     model_validator,
 )
 
@@ -164,13 +162,6 @@ class Generation(Strict):
     reasoning: Literal["strip", "keep"] = "strip"
     """`strip`: only what follows ``</think>`` is scored, and a response that ends within its reasoning is
     wrong; `keep`: responses are scored whole."""
-
-    @model_serializer(mode="wrap")
-    def _without_unused_keys(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Omit keys that most benchmarks do not use, so that runs which precede them can be resumed."""
-        found: dict[str, Any] = serialize(self)
-        unused = {"chat_template_kwargs": {}, "reasoning": "strip"}
-        return {key: value for key, value in found.items() if key not in unused or value != unused[key]}
 
     @model_validator(mode="after")
     def _template_arguments_need_a_template(self) -> "Generation":

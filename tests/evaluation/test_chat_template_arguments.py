@@ -86,7 +86,6 @@ def test_arguments_reach_prompt_plan_and_identity(
         plans = {each.name: each.protocols["generation"] for each in read_plan(tmp_path / name).benchmarks}
         assert plans["ifeval"].chat_template_kwargs == expected
         assert plans["niah_single_1"].chat_template_kwargs == {}
-    assert "chat_template_kwargs" not in str(read_index(tmp_path / "plain").config)
 
 
 @needs_data
