@@ -43,3 +43,10 @@ def test_loop_is_found_at_any_cut() -> None:
             assert all(is_looping(row["tokens"][:-cut]) for cut in range(1, 8))
         else:
             assert not is_looping(row["tokens"])
+
+
+def test_a_loop_is_three_repeats_over_24_tokens() -> None:
+    assert is_looping([0, *[1, 2] * 12])
+    assert not is_looping([0, *[1, 2] * 11, 1])
+    assert is_looping([0, *list(range(10, 20)) * 3])
+    assert not is_looping([0, *list(range(11, 20)), *list(range(10, 20)) * 2])

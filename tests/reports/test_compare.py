@@ -226,6 +226,20 @@ def test_question_texts_are_joined_on_request_and_redacted(small_run: Path, tmp_
     assert all("question" not in row for row in sample_rows(tmp_path / "public"))
 
 
+def test_redacted_samples_have_short_responses(small_run: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(small_run, tmp_path / "run")
+
+    def long(_: int, row: dict[str, Any]) -> dict[str, Any]:
+        return row | {"detail": row["detail"] | {"response": "so " * 2000}}
+
+    edit_rows(run, "arc_easy", "generation", long)
+    for redacted, length in ((False, 2000), (True, 240)):
+        compare([run], tmp_path / f"{redacted}", redacted=redacted)
+        rows = [row for row in sample_rows(tmp_path / f"{redacted}") if row["cell"] == "arc_easy.generation"]
+        texts = [each["text"] for row in rows for each in row["responses"].values()]
+        assert {len(text) for text in texts} == {length}
+
+
 def test_warnings_are_on_the_page(synthetic: SimpleNamespace, tmp_path: Path) -> None:
     run = synthetic.make_run(
         tmp_path / "run",
