@@ -1,7 +1,7 @@
 """Document generators by name, and benchmarks in Python over a function that returns their rows.
 
-A generator of evalsuite is `GENERATOR` in `tasks/synthetic/<name>/generator.py`; other packages add theirs in
-the entry-point group `evalsuite.generators`.
+A generator of evalsuite is `GENERATOR` in `tasks/synthetic/<name>/registration.py`; other packages add theirs
+in the entry-point group `evalsuite.generators`.
 """
 
 import inspect
@@ -64,13 +64,13 @@ def _as_generator(item: Any) -> Generator:
 
 
 def _in_folder(name: str) -> Generator:
-    found: Generator = import_module(f"evalsuite.tasks.synthetic.{name}.generator").GENERATOR
+    found: Generator = import_module(f"evalsuite.tasks.synthetic.{name}.registration").GENERATOR
     return found
 
 
 GENERATORS: Registry[Generator] = Registry("generator", group="evalsuite.generators", validate=_as_generator)
 """Key `generator` of a benchmark's `generated` block → generator."""
-for _path in sorted((Path(__file__).parent / "synthetic").glob("*/generator.py")):
+for _path in sorted((Path(__file__).parent / "synthetic").glob("*/registration.py")):
     GENERATORS.defer(_path.parent.name, partial(_in_folder, _path.parent.name))
 
 _ROWS_OF_BENCHMARKS: dict[str, Generator] = {}

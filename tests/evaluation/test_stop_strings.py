@@ -59,7 +59,7 @@ def test_only_prompts_without_a_chat_template_get_them(
     chat = build(benchmark, "chat")
     assert (plain[0], chat[0]) == (("#", "\nQuestion:"), ("#",))
     assert plain[1] != chat[1]
-    # Runs with a chat template that precede the key are resumed, and find their responses.
+    # With a chat template the key changes nothing: the run is resumed, and finds its responses.
     benchmark.write_text(MINE.format(prompt="chat", stop=""))
     assert build(benchmark, "before") == chat == build(benchmark, "chat")
 

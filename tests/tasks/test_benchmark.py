@@ -7,6 +7,7 @@ import yaml
 
 from evalsuite.foundation import ConfigError
 from evalsuite.tasks.benchmark import FOLDER, Benchmark, all_benchmarks, known_benchmarks, load_benchmark
+from evalsuite.tasks.sources.documents import documents
 from evalsuite.tasks.suite import Suite, known_suites, load_suite, resolve, resolve_sampling
 from evalsuite.tasks.synthetic.pocket import TASKS
 
@@ -24,6 +25,15 @@ def test_built_in_suites_resolve(name: str) -> None:
         assert entry.protocols
         assert set(entry.num_fewshot) == set(benchmark.protocols)
         assert bool(entry.contexts) == bool(benchmark.contexts)
+
+
+def test_generators_make_documents() -> None:
+    """Those that draw from no dataset."""
+    for each in all_benchmarks():
+        if each.generated is not None and not each.generated.inputs:
+            context = each.contexts[0] if each.contexts else None
+            found = documents(each, limit=2, context=context, count_tokens=lambda text: len(text.split()))
+            assert len({document.doc_id for document in found}) == 2, each.name
 
 
 def test_pocket_benchmarks_match_the_task_registry() -> None:
