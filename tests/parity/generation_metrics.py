@@ -24,7 +24,8 @@ from itertools import chain
 from evalsuite.evaluation.plan import benchmarks_in
 from evalsuite.evaluation.run_paths import read_documents, read_index
 from evalsuite.foundation import MissingDependencyError
-from evalsuite.protocols.scorers.longbench import classes_of, first_line
+from evalsuite.protocols.scorers.longbench import classes_of
+from evalsuite.protocols.scorers.words import first_line
 from evalsuite.reports.records.score_files import read_rows, score_paths
 from tests.parity.exit_codes import exit_with
 from tests.parity.harness_scores import Row, publish

@@ -14,7 +14,8 @@ from evalsuite.foundation import ConfigError, DataError
 from evalsuite.models.inference.requests import GenerateResponse
 from evalsuite.protocols.generation import GenerationBenchmark
 from evalsuite.protocols.scorers import SCORERS
-from evalsuite.protocols.scorers.longbench import classes_of, classification, first_line
+from evalsuite.protocols.scorers.longbench import classes_of, classification
+from evalsuite.protocols.scorers.words import first_line
 from evalsuite.protocols.tokenization import Encoder
 from evalsuite.tasks.benchmark import load_benchmark
 from evalsuite.tasks.sources.documents import with_ids

@@ -8,14 +8,15 @@ Their quirks are kept on purpose, so that scores are comparable with published o
 import ast
 import re
 import string
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from difflib import SequenceMatcher
 from functools import cache, partial
 from typing import Any
 
 from evalsuite.foundation import DataError
+from evalsuite.protocols.scorers import words
 from evalsuite.protocols.scorers.base import SCORERS, Scorer, ScorerOutput
+from evalsuite.protocols.scorers.words import english_words, f1_of_words, first_line
 
 Metric = Callable[[str, str], float]
 
@@ -23,18 +24,12 @@ _CHINESE_PUNCTUATION = (
     "！？｡。＂＃＄％＆＇（）＊＋，－／：；＜＝＞＠［＼］＾＿｀｛｜｝～｟｠｢｣､、〃》「」『』【】〔〕〖〗〘〙〚〛〜〝〞〟〰〾〿"
     "–—‘’‛“”„‟…‧﹏."
 )
-_ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NUMBERS = re.compile(r"\d+")
 
 
 def best(metric: Metric, response: str, references: Sequence[str]) -> float:
     """Return the best score over all references."""
     return max((metric(response, reference) for reference in references), default=0.0)
-
-
-def first_line(response: str) -> str:
-    """Return the first non-empty line, where few-shot responses of trec, triviaqa, samsum and lsht end."""
-    return response.lstrip("\n").split("\n")[0]
 
 
 def qa_f1(response: str, reference: str) -> float:
@@ -112,21 +107,6 @@ def code_sim(response: str, reference: str) -> float:
     return round(100 * SequenceMatcher(None, line, reference).ratio()) / 100
 
 
-def f1_of_words(response: Sequence[str], reference: Sequence[str]) -> float:
-    """Return the F1 of the words that two texts share; 0 if they share none."""
-    same = sum((Counter(response) & Counter(reference)).values())
-    if same == 0:
-        return 0.0
-    precision, recall = same / len(response), same / len(reference)
-    return 2 * precision * recall / (precision + recall)
-
-
-def english_words(text: str) -> list[str]:
-    """Return the words of a text in lower case, without punctuation and articles, as SQuAD's script does."""
-    bare = "".join(letter for letter in text.lower() if letter not in string.punctuation)
-    return _ARTICLES.sub(" ", bare).split()
-
-
 def _chinese(text: str) -> list[str]:
     dropped = {*string.punctuation, *_CHINESE_PUNCTUATION}
     bare = (
@@ -192,8 +172,9 @@ for _metric, _packages in (
     (code_sim, {}),
 ):
     _name = _metric.__name__
-    SCORERS.add(_name, Scorer(partial(_score, _name, _metric), packages=_packages))
+    SCORERS.add(_name, Scorer(partial(_score, _name, _metric), modules=(words,), packages=_packages))
 for _metric, _packages in ((qa_f1, {}), (rouge, _ROUGE)):
     _name = _metric.__name__
-    SCORERS.add(f"{_name}_line", Scorer(partial(_score, _name, _metric, line=True), packages=_packages))
-SCORERS.add("classification", Scorer(_classification))
+    _function = partial(_score, _name, _metric, line=True)
+    SCORERS.add(f"{_name}_line", Scorer(_function, modules=(words,), packages=_packages))
+SCORERS.add("classification", Scorer(_classification, modules=(words,)))

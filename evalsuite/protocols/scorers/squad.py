@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from evalsuite.protocols.scorers import longbench
+from evalsuite.protocols.scorers import words
 from evalsuite.protocols.scorers.base import SCORERS, Scorer, ScorerOutput
-from evalsuite.protocols.scorers.longbench import english_words, f1_of_words
+from evalsuite.protocols.scorers.words import english_words, f1_of_words
 
 UNANSWERABLE = "unanswerable"
 """lm-eval's target of a question without an answer, in its few-shot examples."""
@@ -19,13 +19,13 @@ def squad(row: Mapping[str, Any], response: str) -> ScorerOutput:
     """
     texts = [str(text) for text in row["answers"]["text"]]
     # As in the official script, answers without a word do not count.
-    answers = [words for text in texts if (words := english_words(text))] or [[]]
-    words = english_words(response)
+    answers = [found for text in texts if (found := english_words(text))] or [[]]
+    given = english_words(response)
     scores = [
-        f1_of_words(words, answer) if words and answer else float(words == answer) for answer in answers
+        f1_of_words(given, answer) if given and answer else float(given == answer) for answer in answers
     ]
-    values = {"f1": max(scores), "exact": float(words in answers)}
+    values = {"f1": max(scores), "exact": float(given in answers)}
     return ScorerOutput(values, response.strip(), " | ".join(dict.fromkeys(texts)) or UNANSWERABLE)
 
 
-SCORERS.add("squad", Scorer(squad, modules=(longbench,)))
+SCORERS.add("squad", Scorer(squad, modules=(words,)))

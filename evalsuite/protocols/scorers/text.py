@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from evalsuite.protocols.scorers import longbench
+from evalsuite.protocols.scorers import words
 from evalsuite.protocols.scorers.base import SCORERS, Scorer, ScorerOutput
-from evalsuite.protocols.scorers.longbench import english_words, first_line
+from evalsuite.protocols.scorers.words import english_words, first_line
 
 
 def option(row: Mapping[str, Any], response: str) -> ScorerOutput:
@@ -42,4 +42,4 @@ def _words(text: str) -> str:
 
 
 for _function in (option, exact):
-    SCORERS.add(_function.__name__, Scorer(_function, modules=(longbench,)))
+    SCORERS.add(_function.__name__, Scorer(_function, modules=(words,)))
