@@ -5,11 +5,12 @@
 registers one of evalsuite; another package names a `Measure` as an entry point of `evalsuite.measures`.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from evalsuite.foundation.registry import Registry
+from evalsuite.reports.rule_metric import RuleMetric
 from evalsuite.reports.table import Column, Table
 
 
@@ -20,6 +21,15 @@ class Measure:
     tables: Sequence[Table[Any]] = ()
     columns: Sequence[Column[Any]] = ()
     """Columns of the leaderboard, whose rows are `measures.leaderboard.Entry`."""
+    metrics: Mapping[str, RuleMetric] = field(default_factory=dict)
+    """What rules of the gate can demand, by name."""
+
+    def describe(self) -> str:
+        """Its tables with their files, the leaderboard's columns and the gate's metrics."""
+        parts = [f"{table.title} ({table.name}.csv)" for table in self.tables]
+        parts += [f"leaderboard column '{column.name}'" for column in self.columns]
+        parts += [f"gate metric '{name}'" for name in self.metrics]
+        return ", ".join(parts)
 
 
 def _is_measure(item: Measure) -> Measure:
@@ -33,4 +43,13 @@ MEASURES: Registry[Measure] = Registry("measure", group="evalsuite.measures", va
 
 def usable() -> list[str]:
     """Names of the measures that can be used, in order of registration."""
-    return [name for name in MEASURES.names() if MEASURES.problem(name) is None]
+    return [
+        name
+        for name in MEASURES.names()
+        if MEASURES.origin(name) == "evalsuite" or MEASURES.problem(name) is None
+    ]
+
+
+def problems() -> list[str]:
+    """Why measures of packages cannot be used."""
+    return [why for name in MEASURES.names() if (why := MEASURES.problem(name)) is not None]

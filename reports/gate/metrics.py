@@ -2,61 +2,39 @@
 
     RULE_METRICS.add("lost", RuleMetric(measure=lost, bound="max", unit="points", hint="..."))
 
-makes `{metric: lost, max: 3}` a rule of every policy.
+makes `{metric: lost, max: 3}` a rule of every policy; so do the `metrics` of a `Measure`, of any package.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
+from evalsuite.foundation.errors import nearest
 from evalsuite.foundation.registry import Registry
-
-Unit = Literal["fraction", "points", "nats", "ratio", "ms", "GB"]
-RANGES: dict[Unit, tuple[float, float, str]] = {
-    "fraction": (0.0, 1.5, "a fraction, 0 to 1.5: 0.95 means 95 %"),
-    "points": (-100.0, 100.0, "in points, -100 to 100"),
-    "nats": (0.0, 1000.0, "in nats per token, 0 to 1,000"),
-    "ratio": (0.0, 1e6, "a ratio, 0 to 1,000,000: 1.5 means 1.5 times as good as the teacher"),
-    "ms": (0.0, 1e9, "in milliseconds, 0 or more"),
-    "GB": (0.0, 1e6, "in gigabytes (10⁹ bytes), 0 or more"),
-}
-"""Unit → least and largest threshold, and what a threshold is."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RuleMetric:
-    """What a rule can demand of a checkpoint."""
-
-    bound: Literal["min", "max"]
-    """Whether a rule states the least or the largest admissible value."""
-    unit: Unit
-    hint: str
-    """What it is, for the documentation and the command line."""
-    measure: Callable[..., Any] | None = None
-    """What measures it, as `measures.Measure`; None for evalsuite's own, which `measures` has by name."""
-    has_option: bool = False
-    """Whether `evalsuite gate` has an option for it: `--min-recovery`."""
-    over_runs: bool = False
-    """Whether a rule may decide over the training runs of a recipe."""
-    protocols: Literal["each", "both", "none"] = "each"
-    """`each`: a rule holds under every protocol, or the one that it states. `both` compares them and `none`
-    has nothing to do with them: then a rule states none."""
-    has_scope: bool = False
-    """Whether a rule may select the informative benchmarks: `scope: informative`."""
-    scope: Literal["all", "informative"] = "all"
-    """Scope of a rule that states no scope, benchmark or category."""
-    needs_baseline: bool = False
-    """Whether a rule names a stored run to compare with."""
-    needs_context: bool = False
-    """Whether a rule states a context without a benchmark: `decode_ratio@32k`."""
-
-    def check(self, threshold: float) -> str | None:
-        """What a threshold is, if this one is not admissible; None if it is. NaN is not."""
-        low, high, what = RANGES[self.unit]
-        return None if low <= threshold <= high else what
-
+from evalsuite.reports.rule_metric import RuleMetric
 
 RULE_METRICS: Registry[RuleMetric] = Registry("metric of a gate rule")
+
+
+def find(name: str) -> RuleMetric | None:
+    """The metric of a name: evalsuite's own, or that of a registered measure; None if there is none."""
+    return RULE_METRICS[name] if name in RULE_METRICS else rule_metrics().get(name)
+
+
+def rule_metrics() -> dict[str, RuleMetric]:
+    """All metrics by name: evalsuite's own, then those of the measures that can be used."""
+    from evalsuite.reports.measure import MEASURES, usable  # imports Plotly, which few gates need
+
+    found = dict(RULE_METRICS)
+    for measure in usable():
+        for name, metric in MEASURES[measure].metrics.items():
+            found.setdefault(name, metric)
+    return found
+
+
+def unknown(name: str) -> str:
+    """Message about a name that no metric has, with the measures that cannot be used."""
+    from evalsuite.reports.measure import problems
+
+    return "; ".join([f"unknown metric{nearest(name, rule_metrics())}", *problems()])
 
 
 def option_names() -> dict[str, str]:

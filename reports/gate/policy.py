@@ -10,8 +10,9 @@ from evalsuite.foundation import ConfigError, nearest
 from evalsuite.foundation.strict import Strict, parse
 from evalsuite.foundation.strict_yaml import read_yaml
 from evalsuite.foundation.taxonomy import Category, Protocol
-from evalsuite.reports.gate.metrics import RULE_METRICS, RuleMetric, option_names
+from evalsuite.reports.gate.metrics import RULE_METRICS, find, option_names, rule_metrics, unknown
 from evalsuite.reports.records.run_selection import ErrorRule, RunSelection, UnreadRule
+from evalsuite.reports.rule_metric import RuleMetric
 
 _TEXT = re.compile(
     r"(?P<metric>[a-z_]+)(?:@(?P<context>[0-9]+)(?P<thousands>k?))?\s*(?P<sign>>=|<=)\s*"
@@ -83,10 +84,8 @@ class Rule(Strict):
 
     @model_validator(mode="after")
     def _is_consistent(self) -> "Rule":
-        if self.metric not in RULE_METRICS:
-            raise ValueError(
-                f"'metric' = '{self.metric}': unknown metric{nearest(self.metric, RULE_METRICS)}"
-            )
+        if find(self.metric) is None:
+            raise ValueError(f"'metric' = '{self.metric}': {unknown(self.metric)}")
         kind = self.kind
         wanted, other = (kind.bound, "max" if kind.bound == "min" else "min")
         threshold = getattr(self, wanted)
@@ -99,7 +98,7 @@ class Rule(Strict):
         if self.scope == "informative" and (self.benchmark is not None or self.category is not None):
             raise ValueError("'scope' selects among all benchmarks: leave 'benchmark' and 'category' out")
         if self.scope == "informative" and not kind.has_scope:
-            able = [name for name, each in RULE_METRICS.items() if each.has_scope]
+            able = [name for name, each in rule_metrics().items() if each.has_scope]
             raise ValueError(f"'scope: {self.scope}' belongs to {', '.join(able)}")
         if kind.needs_context:
             if self.context is None or self.benchmark is not None:
@@ -107,10 +106,10 @@ class Rule(Strict):
         elif self.context is not None and self.benchmark is None:
             raise ValueError("'context' needs a 'benchmark'")
         if (self.baseline is not None) != kind.needs_baseline:
-            needing = [name for name, each in RULE_METRICS.items() if each.needs_baseline]
+            needing = [name for name, each in rule_metrics().items() if each.needs_baseline]
             raise ValueError(f"'baseline' belongs to {', '.join(needing)}, and {', '.join(needing)} needs it")
         if self.over == "runs" and not kind.over_runs:
-            able = [name for name, each in RULE_METRICS.items() if each.over_runs]
+            able = [name for name, each in rule_metrics().items() if each.over_runs]
             raise ValueError(f"'over: runs' belongs to {', '.join(able)}")
         if kind.protocols == "both" and self.protocol is not None:
             raise ValueError(f"a {self.metric} is between the protocols: leave 'protocol' out")
@@ -123,7 +122,9 @@ class Rule(Strict):
     @property
     def kind(self) -> RuleMetric:
         """What the rule measures."""
-        return RULE_METRICS[self.metric]
+        kind = find(self.metric)
+        assert kind is not None
+        return kind
 
     @property
     def is_informative(self) -> bool:
@@ -216,9 +217,8 @@ def load_policy(path: Path) -> Policy:
     value = read_yaml(path)
     for number, rule in enumerate(value.get("rules") or []):
         metric = rule.get("metric") if isinstance(rule, dict) else None
-        if isinstance(metric, str) and metric not in RULE_METRICS:
-            known = nearest(metric, RULE_METRICS)
-            raise ConfigError(f"{path}: 'rules.{number}.metric' = '{metric}': unknown metric{known}")
+        if isinstance(metric, str) and find(metric) is None:
+            raise ConfigError(f"{path}: 'rules.{number}.metric' = '{metric}': {unknown(metric)}")
     policy = parse(value, Policy, str(path))
     rules = tuple(
         rule.model_copy(update={"baseline": str((path.parent / rule.baseline).resolve())})

@@ -8,6 +8,7 @@ from typing import Any
 
 from evalsuite.foundation.registry import import_submodules
 from evalsuite.reports.measure import MEASURES, usable
+from evalsuite.reports.measure import problems as unusable
 from evalsuite.reports.measures.leaderboard import LEADERBOARD, leaderboard
 from evalsuite.reports.report import Report
 from evalsuite.reports.table import Table
@@ -23,7 +24,7 @@ def tables() -> list[Table[Any]]:
 def computed(report: Report) -> tuple[list[Table[Any]], list[str]]:
     """The tables with the rows of a report, and why the table or the measure of a package is left out."""
     found: dict[str, Table[Any]] = {}
-    problems = [why for name in MEASURES.names() if (why := MEASURES.problem(name)) is not None]
+    problems = unusable()
     for name in usable():
         for table in MEASURES[name].tables:
             origin = MEASURES.origin(name)

@@ -18,14 +18,17 @@ from evalsuite.models.decoder.families import FAMILIES
 from evalsuite.models.engines import ENGINES
 from evalsuite.models.mixers import MIXERS
 from evalsuite.protocols.scorers import SCORERS
+from evalsuite.reports import measures
+from evalsuite.reports.measure import MEASURES
 from evalsuite.tasks.benchmark import BENCHMARKS
 from evalsuite.tasks.generator import GENERATORS
 from evalsuite.tasks.sources.transforms import TRANSFORMS
 
 PACKAGE = Path(__file__).parent / "package"
+assert measures  # registers those of evalsuite
 REGISTRIES: tuple[Registry, ...] = (
     MIXERS, OBJECTIVES, SCHEDULES, OPTIMIZERS, SELECTORS, FAMILIES, ENGINES, SCORERS, BENCHMARKS,
-    TRANSFORMS, GENERATORS,
+    TRANSFORMS, GENERATORS, MEASURES,
 )  # fmt: skip
 """Registries that other packages extend."""
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import yaml
 
-from evalsuite.api import RunConfig, evaluate
+from evalsuite.api import CompareConfig, GateConfig, RunConfig, compare, evaluate, gate
 from evalsuite.cli.entry import main
 from evalsuite.distill.recipe import RECIPES, load_recipe
 from evalsuite.foundation import ConfigError
@@ -68,6 +68,20 @@ def test_a_plugin_never_replaces_a_definition_of_evalsuite(install: Install, gro
     install("bad-plugin", {group: {name: "bad_plugin:item"}}, {"bad_plugin": "1 / 0\n"})
     assert registry[name] is before
     assert "of bad-plugin 1.0 is ignored: evalsuite has its own" in str(registry.problem(name))
+
+
+def test_a_report_and_a_gate_name_a_measure_that_breaks(install: Install, tmp_path: Path) -> None:
+    install("bad-plugin", {"evalsuite.measures": {"bad": "bad_plugin:item"}}, {"bad_plugin": "1 / 0\n"})
+    run = Path(__file__).parents[1] / "reports" / "fixtures" / "passing"
+    made = compare(CompareConfig(inputs=[run], out=tmp_path))
+    (warning,) = (each for each in made.report.warnings if "bad-plugin" in each)
+    assert warning.startswith("measure 'bad' of bad-plugin 1.0 cannot be imported from 'bad_plugin:item'")
+    assert warning.replace("'", "&#39;") in made.page.read_text()
+    assert gate(GateConfig(runs=[run], max_gap=50)).exit_code == 0
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("rules: [{metric: bad, min: 1}]\n")
+    with pytest.raises(ConfigError, match=r"unknown metric.*measure 'bad' of bad-plugin"):
+        gate(GateConfig(runs=[run], policy=policy))
 
 
 def write_recipe(path: Path, **stage: Any) -> Path:

@@ -15,7 +15,7 @@ import torch
 import yaml
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from evalsuite.api import RunConfig, distill, evaluate, load_run
+from evalsuite.api import CompareConfig, GateConfig, RunConfig, compare, distill, evaluate, gate, load_run
 from evalsuite.cli.entry import main
 from evalsuite.distill.recipe import RECIPES
 from evalsuite.models import build_student
@@ -26,6 +26,7 @@ from evalsuite.tasks.benchmark import FOLDER
 from tests.plugin.conftest import PACKAGE
 
 MIXER = "example_retention"
+FIXTURE = PACKAGE.parents[1] / "reports" / "fixtures" / "failing"
 
 
 def recipe(folder: Path, **changes: Any) -> Path:
@@ -70,6 +71,7 @@ def suite(folder: Path) -> Path:
         ("benchmarks", "example_capitals"),
         ("transforms", "example_first_letters"),
         ("generators", "example_counting"),
+        ("measures", "example_lead"),
     ],
 )
 def test_every_extension_is_listed_with_its_package(
@@ -161,6 +163,28 @@ def test_benchmark_transform_and_generator_are_evaluated(example: Path, tmp_path
     evaluate(RunConfig(suite=path, checkpoints=["pocket"], out=run, device="cpu", data=data, quiet=True))
     samples = load_run(run).samples.groupby("benchmark")
     assert samples.size().to_dict() == {"example_capitals": 5, "letters": 2, "ones": 3}
+
+
+def test_a_measure_is_in_every_output_and_gates(example: Path, tmp_path: Path) -> None:
+    run = load_run(FIXTURE)
+    made = compare(CompareConfig(inputs=[FIXTURE], out=tmp_path))
+    table = pd.read_csv(tmp_path / "example_lead.csv")
+    assert list(table) == ["label", "benchmark", "protocol", "lead", "lead_low", "lead_high"]
+    assert len(table) == len(run.table("example_lead")) > 0
+    scores = run.scores.set_index(["label", "benchmark", "protocol"])["score"]
+    for row in table.itertuples():
+        assert 0 <= scores[row.label, row.benchmark, row.protocol] - row.lead < 1
+    page = made.page.read_text()
+    assert '<a href="#example_lead">Lead over guessing</a>' in page
+    assert f"{100 * table['lead'].abs()[0]:.1f}" in page.partition('id="example_lead"')[2]
+    assert "lead, points" in made.markdown
+    assert "lead, points" in made.text
+    assert "example_lead" in pd.read_csv(tmp_path / "leaderboard.csv")
+    assert len(json.loads((tmp_path / "report.json").read_text())["example_lead"]) == len(table)
+    policy = tmp_path / "policy.yaml"
+    for least, code in ((-50, 0), (99, 1)):
+        policy.write_text(f"rules: [{{metric: example_lead, protocol: loglikelihood, min: {least}}}]\n")
+        assert gate(GateConfig(runs=[FIXTURE], policy=policy)).exit_code == code
 
 
 def _check_engine(config: RunConfig, expected: pd.DataFrame) -> None:

@@ -30,6 +30,7 @@ def add(commands: argparse._SubParsersAction) -> None:
         ("transforms", show_transforms, "what turns rows of a dataset into questions"),
         ("generators", show_generators, "what makes the documents of benchmarks without a dataset"),
         ("engines", show_engines, "the inference engines and whether they take arguments"),
+        ("measures", show_measures, "the quantities of a report"),
         ("executors", show_executors, "what carries out the inference of a run"),
         ("suites", show_suites, "the suites and their benchmarks"),
         ("benchmarks", show_benchmarks, "the benchmarks with protocols, documents, chance level and license"),
@@ -107,6 +108,16 @@ def print_registry(
         else:
             print(f"{name}: {first_sentence(describe(registry[name]))}\n    {problem}")
             yield name
+
+
+def show_measures(arguments: argparse.Namespace) -> int:
+    """Print the tables, leaderboard columns and gate metrics of every measure."""
+    import evalsuite.reports.measures  # noqa: F401  # registers evalsuite's own
+    from evalsuite.reports.measure import MEASURES
+
+    for _ in print_registry(MEASURES, lambda measure: measure.describe()):
+        pass
+    return 0
 
 
 def show_objectives(arguments: argparse.Namespace) -> int:

@@ -10,9 +10,10 @@ from evalsuite.foundation import ConfigError
 from evalsuite.foundation.strict import parse
 from evalsuite.reports import Policy, policy_from_options, run_gate
 from evalsuite.reports.gate.measurement import Measurement
-from evalsuite.reports.gate.metrics import RULE_METRICS, RuleMetric, option_names
+from evalsuite.reports.gate.metrics import RULE_METRICS, option_names
 from evalsuite.reports.gate.standard_metrics import drop
 from evalsuite.reports.report import Report, build_report
+from evalsuite.reports.rule_metric import RuleMetric
 
 
 def policy(*rules: dict[str, Any]) -> Policy:
