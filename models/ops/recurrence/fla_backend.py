@@ -122,6 +122,9 @@ def run(kernel: Kernel, inputs: RecurrenceInputs) -> tuple[Tensor, Tensor]:
             decay per head requires a gradient.
     """
     q, k, v, log_decay = inputs.q, inputs.k, inputs.v, inputs.log_decay
+    if torch.is_autocast_enabled(v.device.type):
+        # It runs the softmax and exp of feature maps in float32.
+        q, k = q.to(v.dtype), k.to(v.dtype)
     if not q.dtype == k.dtype == v.dtype:
         raise ConfigError(f"fla kernels need one dtype; q is {q.dtype}, k is {k.dtype}, v is {v.dtype}")
     if q.dtype not in DTYPES:

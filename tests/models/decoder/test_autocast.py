@@ -24,7 +24,7 @@ DEVICES = [
 def test_gradients_under_autocast_are_those_of_fp32(
     make_teacher: Callable[..., Any], mixer: str, device: str
 ) -> None:
-    teacher = make_teacher(initializer_range=0.05, hidden_size=64, head_dim=16)
+    teacher = make_teacher(initializer_range=0.05, hidden_size=64, head_dim=64)
     student = build_student(teacher, mixer).to(device).train()
     ids = torch.randint(0, 61, (2, 70), generator=torch.Generator().manual_seed(0)).to(device)
 
