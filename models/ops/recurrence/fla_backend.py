@@ -79,6 +79,10 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 MAX_KEY_DIM = 256
 """Largest key width; wider keys do not fit the kernels' shared memory."""
 
+MIN_WIDTH = 64
+"""Smallest width of keys and values in the backward pass of the chunked kernels: with narrower bfloat16 ones
+`chunk_bwd_kernel_dqkwg` of fla 0.6 reads outside its tensors at some widths (H100, triton 3.7.1)."""
+
 
 @functools.cache
 def scalar_decay_backward_broken() -> bool:
@@ -146,9 +150,17 @@ def run(kernel: Kernel, inputs: RecurrenceInputs) -> tuple[Tensor, Tensor]:
         arguments[kernel.keyword] = broadcast_decay(log_decay, kernel.decay_shape, k)
     if inputs.beta is not None:
         arguments["beta"] = inputs.beta.float()
-    # The normaliser's column of ones makes the width odd, which the kernels reject; multiples of 16 are best.
-    padding = -v.shape[-1] % 16
     start = None if inputs.initial_state is None else inputs.initial_state.float()
+    width, least = k.shape[-1], 1
+    if kernel.name.startswith("chunk_") and torch.is_grad_enabled():
+        least = MIN_WIDTH
+    if narrow := max(0, least - width):
+        q, k = functional.pad(q, [0, narrow]), functional.pad(k, [0, narrow])
+        start = None if start is None else functional.pad(start, [0, 0, 0, narrow])
+        if kernel.decay_shape == "channel":
+            arguments[kernel.keyword] = functional.pad(arguments[kernel.keyword], [0, narrow])
+    # The normaliser's column of ones makes the width odd, which the kernels reject; multiples of 16 are best.
+    padding = max(-v.shape[-1] % 16, least - v.shape[-1])
     if padding:  # Padding by zero columns would still copy.
         v = functional.pad(v, [0, padding])
         start = None if start is None else functional.pad(start, [0, padding])
@@ -164,6 +176,8 @@ def run(kernel: Kernel, inputs: RecurrenceInputs) -> tuple[Tensor, Tensor]:
     )
     if padding:  # A full slice would still be copied in the backward pass.
         o, state = o[..., :-padding], state[..., :-padding]
+    if narrow:
+        state = state[..., :width, :]
     return o.to(v.dtype), state.float()
 
 

@@ -17,7 +17,7 @@ CASES = [(decay, delta) for decay in ("none", "head", "scalar", "channel") for d
 
 
 @pytest.mark.parametrize(("decay", "delta"), CASES)
-@pytest.mark.parametrize(("dtype", "width"), SETTINGS, ids=["bf16-64", "bf16-128", "fp32-64"])
+@pytest.mark.parametrize(("dtype", "width"), SETTINGS, ids=["bf16-32", "bf16-64", "bf16-128", "fp32-64"])
 def test_fla_matches_torch(
     monkeypatch: pytest.MonkeyPatch, decay: str, delta: bool, dtype: torch.dtype, width: int
 ) -> None:
