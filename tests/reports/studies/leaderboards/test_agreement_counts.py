@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.parity.agreement_counts import counted, main
+from evalsuite.reports.studies.leaderboards.agreement_counts import counted, main
 from tests.reports.conftest import SyntheticBenchmark, SyntheticCheckpoint, make_run
 
 
@@ -37,7 +37,7 @@ def test_another_expectation_or_student_exits_with_1(run: Path) -> None:
 
 
 def test_a_wrong_report_exits_with_1(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import tests.parity.agreement_counts as module
+    import evalsuite.reports.studies.leaderboards.agreement_counts as module
 
     monkeypatch.setattr(module, "reported", lambda *_: {"s": (0.5, 0.5)})
     assert main([str(run), "--benchmarks", "a", "b"]) == 1

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tests.parity.teacher_reading import PROBES, looked_up
+from evalsuite.reports.studies.teacher_reading import PROBES, looked_up
 
 
 @pytest.mark.parametrize("name", PROBES)

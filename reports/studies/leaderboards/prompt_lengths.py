@@ -1,6 +1,6 @@
 """Longest and median request of the benchmarks that a leaderboard counts, in tokens of its teacher.
 
-    python -m tests.parity.prompt_lengths TEACHER --data DIR
+    python -m evalsuite.reports.studies.leaderboards.prompt_lengths TEACHER --data DIR
 
 A student whose attention reaches W tokens back computes what full attention computes on every request of at
 most W tokens: recoveries over such requests say nothing about what lies further back. A request is a context
@@ -14,9 +14,9 @@ from statistics import median
 from evalsuite.models.checkpoints.load import load_checkpoint
 from evalsuite.protocols.loglikelihood import LogLikelihoodBenchmark
 from evalsuite.protocols.tokenization import Encoder
+from evalsuite.reports.studies.leaderboards.leaderboard_numbers import COUNTED
 from evalsuite.tasks.benchmark import load_benchmark
 from evalsuite.tasks.sources.documents import documents
-from tests.parity.leaderboard_numbers import COUNTED
 
 WINDOW = 256
 """Of `sliding_window-8m`."""

@@ -1,6 +1,6 @@
 """What a teacher of the harder pocket world has learned to look up, and what is left of its training loss.
 
-    python -m tests.parity.teacher_reading TEACHER --out reports/results/pocket-10m-teacher
+    python -m evalsuite.reports.studies.teacher_reading TEACHER --out reports/results/pocket-10m-teacher
 
 Writes kinds.csv: the teacher's loss on new training texts by kind, with the kind's share of the loss tokens
 of recipe `pocket-10m-teacher`; and lookups.csv: how often the candidate of highest probability at the
@@ -13,6 +13,7 @@ import argparse
 import csv
 import random
 import re
+import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -20,12 +21,13 @@ from typing import Any
 
 import torch
 
+from evalsuite.cli.exit_codes import guarded
+from evalsuite.cli.parser import Parser
 from evalsuite.distill.recipe import load_recipe
 from evalsuite.distill.recipe.data_sources import PocketSourceConfig
 from evalsuite.models import Checkpoint, load_checkpoint
 from evalsuite.tasks.synthetic.pocket.corpus import texts
 from evalsuite.tasks.synthetic.pocket.harder import choice, passage, recite, two_hop
-from tests.parity.exit_codes import exit_with
 
 SEED = 7
 """Of texts and probes; the recipe's data have seeds 0 and 1."""
@@ -150,7 +152,7 @@ def _write(path: Path, header: list[str], rows: list[list[Any]]) -> None:
 
 def main() -> int:
     """Measure a teacher and write both tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = Parser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("teacher", help="folder of the checkpoint")
     parser.add_argument("--texts", type=int, default=100, help="texts of each kind")
     parser.add_argument("--probes", type=int, default=150, help="texts of each probe")
@@ -173,4 +175,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    exit_with(main)
+    sys.exit(guarded("teacher_reading", main, resumable=False))

@@ -1,6 +1,6 @@
 """The numbers of both leaderboards that README and their pages quote, from the stored samples alone.
 
-    python -m tests.parity.leaderboard_numbers [--draws 2000]
+    python -m evalsuite.reports.studies.leaderboards.leaderboard_numbers [--draws 2000]
 
 Reads the score of every document with pandas and computes macro averages over the informative benchmarks,
 each request once: recovery with its bootstrap interval over documents, share of the teacher's lead over
@@ -19,7 +19,7 @@ import numpy as np
 import pandas as pd
 from scipy.stats import spearmanr
 
-RESULTS = Path(__file__).parents[2] / "reports" / "results"
+RESULTS = Path(__file__).parents[2] / "results"
 FIRST = RESULTS / "smollm2-135m-instruct"
 SECOND = RESULTS / "smollm2-135m-instruct-2" / "8m-90m"
 COUNTED = ("lambada_openai", "arc_easy", "piqa", "hellaswag")

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.parity.efficiency_crossovers import main
+from evalsuite.reports.studies.efficiency_crossovers import main
 
-RESULTS = Path(__file__).parents[2] / "reports" / "results" / "efficiency-h200"
+RESULTS = Path(__file__).parents[3] / "reports" / "results" / "efficiency-h200"
 
 
 def test_published_crossovers_are_found_again(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 from scipy.stats import spearmanr
 
-from tests.parity.gap_ranks import NAMED, settings
-from tests.parity.leaderboard_numbers import (
+from evalsuite.reports.studies.leaderboards.gap_ranks import NAMED, settings
+from evalsuite.reports.studies.leaderboards.leaderboard_numbers import (
     FIRST,
     SECOND,
     agreement,

@@ -1,6 +1,6 @@
 """Where the settings that README names stand among all settings of the gap studies.
 
-    python -m tests.parity.gap_ranks
+    python -m evalsuite.reports.studies.leaderboards.gap_ranks
 
 Reads the tables `choices.csv` of both studies and ranks every setting by its gap, and by its drop under
 log-likelihood, largest first.
@@ -10,7 +10,7 @@ import csv
 import re
 from pathlib import Path
 
-STUDIES = Path(__file__).parents[2] / "reports" / "results" / "gap-study"
+STUDIES = Path(__file__).parents[2] / "results" / "gap-study"
 NAMED = {"pocket-10m": ("kda", "instruct-only"), "smollm2": ("hybrid", "text-only")}
 """Study → student and setting of README."""
 

@@ -1,6 +1,6 @@
 """The run folder that the page of the first leaderboard is made from.
 
-    python -m tests.parity.first_leaderboard RUN
+    python -m evalsuite.reports.studies.leaderboards.first_leaderboard RUN
     evalsuite compare RUN --redact --no-samples --out reports/results/smollm2-135m-instruct
 
 Its samples with `distances.parquet` from the sums per document of `reports/results/distances`, which are
@@ -17,7 +17,7 @@ import pandas as pd
 
 from evalsuite.reports.records.distances import ANSWERS, write_distances
 from evalsuite.reports.records.run_folder import read_plan
-from tests.parity.leaderboard_numbers import FIRST, RESULTS
+from evalsuite.reports.studies.leaderboards.leaderboard_numbers import FIRST, RESULTS
 
 MEASURED = RESULTS / "distances"
 

@@ -1,6 +1,7 @@
 """Agreement and retained answers of a run, counted by plain loops and by the reports.
 
-    python -m tests.parity.agreement_counts RUN --benchmarks arc_easy piqa --expect kda 78.1 81.1
+    python -m evalsuite.reports.studies.leaderboards.agreement_counts RUN --benchmarks arc_easy piqa \\
+        --expect kda 78.1 81.1
 
 Counts per benchmark come from the parquet files with pyarrow alone: the share of documents on which the
 choice of `acc`, the highest summed log-probability, is the teacher's, and the share of the teacher's right
@@ -10,7 +11,6 @@ every student and are within 0.1 points of every `--expect LABEL AGREEMENT RETAI
 nothing was compared.
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,9 +18,10 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import yaml
 
+from evalsuite.cli.exit_codes import guarded
+from evalsuite.cli.parser import Parser
 from evalsuite.reports.analysis.measures.agreement import AgreementPool
 from evalsuite.reports.analysis.result_tensor import load_result_tensor
-from tests.parity.exit_codes import exit_with
 
 EQUAL, CLOSE = 1e-9, 0.1
 """Largest difference from the counts, a fraction, and from an expected value, in points."""
@@ -81,7 +82,7 @@ def reported(run: Path, benchmarks: Sequence[str]) -> Counts:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Compare, print one line per student, and return the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("run", type=Path)
     parser.add_argument("--benchmarks", nargs="+", required=True, metavar="NAME")
     parser.add_argument(
@@ -113,4 +114,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    exit_with(main)
+    sys.exit(guarded("agreement_counts", main, resumable=False))

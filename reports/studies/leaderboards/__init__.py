@@ -1,0 +1,1 @@
+"""Published leaderboards and gaps, computed a second time from the stored scores by other code."""
