@@ -101,7 +101,7 @@ class Registry(Generic[T], Mapping[str, T]):
             own = self._items[name]
             if isinstance(own, _Deferred):
                 own = self._items[name] = own.load()
-            return own  # type: ignore[no-any-return]
+            return own
         if name in self._loaded:
             return self._loaded[name]
         candidates = self._entry_points().get(name)

@@ -1,16 +1,19 @@
 """Plugins that cannot be used are named with the way out, and stop only the runs that use them."""
 
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from evalsuite.api import CompareConfig, GateConfig, RunConfig, compare, evaluate, gate
+from evalsuite.api import CompareConfig, GateConfig, RunConfig, compare, evaluate, gate, load_run
 from evalsuite.cli.entry import main
 from evalsuite.distill.recipe import RECIPES, load_recipe
-from evalsuite.foundation import ConfigError
+from evalsuite.foundation import ConfigError, DataError
 from evalsuite.foundation.registry import Registry
+from evalsuite.tasks.benchmark import FOLDER
 from tests.plugin.conftest import REGISTRIES, Install
 
 GROUPS = {registry.group: registry for registry in REGISTRIES}
@@ -127,3 +130,30 @@ def test_a_run_that_uses_a_bad_plugin_is_refused_before_it_starts(
     error = capsys.readouterr().err
     assert "facts: scorer 'bad' of bad-plugin 1.0 cannot be imported" in error
     assert not (run / "responses").exists()
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("raise KeyError('x')", "facts: generator bad failed (KeyError: 'x')"),
+        ("return 3", "facts: generator bad must return a list of rows, each a dict"),
+    ],
+)
+def test_a_generator_that_fails_costs_its_own_benchmark_only(
+    install: Install, body: str, message: str, tmp_path: Path
+) -> None:
+    source = f"{SOUND}def item(request):\n    {body}\n"
+    install("bad-plugin", {"evalsuite.generators": {"bad": "bad_plugin:item"}}, {"bad_plugin": source})
+    facts = yaml.safe_load((FOLDER / "pocket_facts.yaml").read_text())
+    facts |= {"name": "facts", "generated": {"generator": "bad", "task": "facts", "count": 2}}
+    (tmp_path / "facts.yaml").write_text(yaml.safe_dump(facts))
+    suite = tmp_path / "s.yaml"
+    suite.write_text("name: s\ntitle: S\nlimit: 2\nbenchmarks: [facts.yaml, pocket_cloze]\n")
+    config = RunConfig(suite=suite, teacher="pocket", out=tmp_path / "run", device="cpu", quiet=True)
+    with pytest.raises(DataError, match=re.escape(message)):
+        evaluate(config)
+    done = evaluate(replace(config, out=tmp_path / "rest", skip_missing=True))
+    assert (done.missing, list(load_run(tmp_path / "rest").samples["benchmark"].unique())) == (
+        0,
+        ["pocket_cloze"],
+    )

@@ -2,10 +2,13 @@
 
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 
 from evalsuite.foundation import ConfigError
+from evalsuite.foundation.strict import parse
 from evalsuite.tasks.benchmark import FOLDER, Benchmark, all_benchmarks, known_benchmarks, load_benchmark
 from evalsuite.tasks.sources.documents import documents
 from evalsuite.tasks.suite import Suite, known_suites, load_suite, resolve, resolve_sampling
@@ -58,6 +61,31 @@ def test_unknown_names_suggest_the_nearest() -> None:
         load_suite("pocket-quik")
 
 
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ({"transform": "statments"}, "org/t: unknown transform 'statments'; did you mean 'statements'"),
+        (
+            {"transform": "statements", "transform_args": {"template": 2}},
+            r"org/t: transform statements: unknown key 'transform_args\.template'; did you mean 'templates'",
+        ),
+    ],
+)
+def test_transforms_and_their_arguments_are_known(source: dict, message: str, tmp_path: Path) -> None:
+    (tmp_path / "org__t" / "default").mkdir(parents=True)
+    pq.write_table(pa.table({"text": ["a"]}), tmp_path / "org__t" / "default" / "test.parquet")
+    values = arc() | {"num_documents": None, "source": {"dataset": "org/t", "split": "test", **source}}
+    with pytest.raises(ConfigError, match=message):
+        documents(parse(values, Benchmark, "b.yaml"), data_dir=tmp_path)
+
+
+def test_an_unknown_generator_suggests_the_nearest() -> None:
+    values = arc() | {"num_documents": None, "source": None}
+    values["generated"] = {"generator": "pockt", "task": "facts", "count": 2}
+    with pytest.raises(ConfigError, match="arc_easy: unknown generator 'pockt'; did you mean 'pocket'"):
+        documents(parse(values, Benchmark, "b.yaml"))
+
+
 def arc() -> dict:
     return yaml.safe_load((FOLDER / "arc_easy.yaml").read_text())
 
@@ -76,7 +104,7 @@ def arc() -> dict:
         ({"contexts": [128]}, "'contexts' need a generator"),
         ({"chance": 1.5}, "a chance level is a fraction"),
         ({"loglikelihood": None, "generation": None}, "a 'loglikelihood' block, a 'generation' block"),
-        ({"category": "maths"}, "'category' = 'maths'"),
+        ({"category": "reasonin"}, "'category' = 'reasonin': unknown category; did you mean 'reasoning'"),
     ],
 )
 def test_invalid_benchmark_file_is_refused(tmp_path: Path, change: dict, message: str) -> None:
