@@ -8,6 +8,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from importlib import metadata
+from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -77,7 +78,8 @@ def freeze_asset(name: str, folder: Path) -> list[Path]:
     import nltk
 
     with TemporaryDirectory(prefix="evalsuite-") as place:
-        nltk.download(name, download_dir=place, quiet=True)
+        # Its stream is the stderr at its import, which may be closed; `ensure_asset` names the way out.
+        nltk.download(name, download_dir=place, quiet=True, print_error_to=StringIO())
         fetched = (
             Path(place) if all((Path(place) / file).is_file() for file in FILES[name]) else ensure_asset(name)
         )
