@@ -106,8 +106,8 @@ def test_formulas_are_mathml(site: Path) -> None:
 def test_results_are_pages_and_their_files_are_copied(site: Path) -> None:
     page = (site / "results" / "smollm2-135m-instruct.html").read_text()
     assert 'src="smollm2-135m-instruct/leaderboard.png"' in page
-    folder = site / "results" / "smollm2-135m-instruct"
-    assert (folder / "leaderboard.png").is_file()
+    assert (site / "results" / "smollm2-135m-instruct" / "leaderboard.png").is_file()
+    folder = site / "results" / "pocket"
     assert "<h1" in (folder / "leaderboard.html").read_text()
 
 

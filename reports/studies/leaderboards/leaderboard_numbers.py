@@ -10,13 +10,13 @@ line only: its relations on countries are in the training data.
 """
 
 import argparse
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import yaml
 from scipy.stats import spearmanr
 
 RESULTS = Path(__file__).parents[2] / "results"
@@ -31,16 +31,23 @@ Scores = Mapping[str, pd.DataFrame]
 
 def scores_of(page: Path, benchmarks: tuple[str, ...] = COUNTED) -> Scores:
     """Scores under log-likelihood in the metric that the page reports."""
-    table = pd.read_csv(page / "scores.csv")
-    table = table[table["protocol"] == "loglikelihood"].drop_duplicates("benchmark").set_index("benchmark")
+    metrics = metrics_of(page)
     found = {}
     for name in benchmarks:
         (path,) = page.glob(f"samples/**/{name}.loglikelihood*.parquet")
         rows = pd.read_parquet(path)
-        metric = table.loc[name, "metric"]
-        value = metric if metric in rows else f"value.{metric}"
-        found[name] = rows.pivot(index="doc_id", columns="checkpoint", values=value)
+        found[name] = rows.pivot(index="doc_id", columns="checkpoint", values=f"value.{metrics[name]}")
     return found
+
+
+def metrics_of(page: Path) -> dict[str, str]:
+    """Benchmark → the metric that the page reports under log-likelihood."""
+    plan = yaml.safe_load((page / "samples" / "plan.yaml").read_text())
+    return {
+        each["name"]: each["protocols"]["loglikelihood"]["metric"]
+        for each in plan["benchmarks"]
+        if "loglikelihood" in each["protocols"]
+    }
 
 
 def needles_of(page: Path) -> pd.DataFrame:
@@ -93,9 +100,12 @@ def agreement(choices: Scores, student: str, reference: str) -> float:
 
 def chance_of(page: Path, benchmarks: tuple[str, ...] = COUNTED) -> float:
     """Mean chance level of the benchmarks."""
-    rows = json.loads((page / "report.json").read_text())["informative"]
-    known = {row["benchmark"]: row["chance"] for row in rows if row["protocol"] == "loglikelihood"}
-    return float(np.mean([known[name] for name in benchmarks]))
+    found = []
+    for name in benchmarks:
+        (path,) = page.glob(f"samples/**/{name}.loglikelihood*.parquet")
+        rows = pd.read_parquet(path, columns=["doc_id", "chance"]).drop_duplicates("doc_id")
+        found.append(rows["chance"].mean())
+    return float(np.mean(found))
 
 
 def _percent(value: float) -> str:
