@@ -144,7 +144,7 @@ class Table(Generic[Row]):
     """Rows of a report and how they are shown."""
 
     name: str
-    """Its CSV is NAME.csv, and its section of the page has this id."""
+    """Its CSV is NAME.csv."""
     title: str
     """Heading on the page."""
     rows: Callable[[Report], Sequence[Row]]
@@ -157,6 +157,10 @@ class Table(Generic[Row]):
     """Whether its CSV is written without rows, too."""
     order: float | None = None
     """Position of its section on the page; None: the page has no section of the table alone."""
+    anchor: str = ""
+    """Id of its section; default: its name."""
+    shows_rows: bool = True
+    """Whether the section shows the table, or its notes and figures alone."""
     nav: str = ""
     """Short title for the navigation; default: the title."""
     intro: str = ""

@@ -29,7 +29,7 @@ RADIUS = 6.0
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class Values:
     """The values of a figure as text."""
 
     columns: tuple[str, ...]
@@ -46,7 +46,7 @@ class Figure:
     """Specification as JSON that is safe inside a script element."""
     height: int
     """Pixels of the plot without its legend."""
-    table: Table | None
+    table: Values | None
     """None where the section has a table of its own."""
     names: tuple[str, ...]
     """Entries of the legend."""
@@ -59,7 +59,7 @@ def figure(
     layout: Mapping[str, Any],
     *,
     title: str,
-    table: Table | None,
+    table: Values | None,
     caption: str = "",
     height: int = 300,
     is_wide: bool = False,

@@ -15,7 +15,7 @@ from evalsuite.reports.figures.figure import (
     SERIES_COLORS,
     SYMBOLS,
     Figure,
-    Table,
+    Values,
     color,
     figure,
     label_positions,
@@ -102,7 +102,7 @@ def curves(
     marker: float | None = None,
     height: int = 300,
     is_step: bool = False,
-    table: Table | None = None,
+    table: Values | None = None,
 ) -> Figure:
     """Curves with intervals; points with the same x, such as seeds, are joined at their mean.
 
@@ -148,7 +148,7 @@ def scatter(
     *,
     title: str,
     caption: str,
-    table: Table,
+    table: Values,
     reference: float | None = None,
 ) -> Figure:
     """Checkpoints at two fractions, in percent, with their intervals.
@@ -253,7 +253,7 @@ def _line(**place: Any) -> dict[str, Any]:
     return {"type": "line", "line": {"color": "var(--ref)", "width": 1.3, "dash": "dot"}, **place}
 
 
-def _point_table(series: Sequence[Curve], x_axis: Axis, y_axis: Axis) -> Table:
+def _point_table(series: Sequence[Curve], x_axis: Axis, y_axis: Axis) -> Values:
     names = dict(x_axis.ticks)
     rows = []
     for curve in series:
@@ -266,8 +266,8 @@ def _point_table(series: Sequence[Curve], x_axis: Axis, y_axis: Axis) -> Table:
             rows.append((curve.name, names.get(point.x, f"{point.x:,.6g}"), f"{point.y:.4g}", interval))
     columns = ("series", x_axis.title, y_axis.title, "95 % interval")
     if not any(row[3] for row in rows):
-        return Table(columns[:3], tuple(row[:3] for row in rows))
-    return Table(columns, tuple(rows))
+        return Values(columns[:3], tuple(row[:3] for row in rows))
+    return Values(columns, tuple(rows))
 
 
 def heatmap(
@@ -276,7 +276,7 @@ def heatmap(
     values: Sequence[Sequence[float | None]],
     *,
     title: str,
-    table: Table | None,
+    table: Values | None,
     caption: str = "",
     texts: Sequence[Sequence[str]] | None = None,
     hover: Sequence[Sequence[str]] | None = None,
@@ -357,7 +357,7 @@ class Slope:
 
 
 def slopes(
-    lines: Sequence[Slope], heads: tuple[str, str], *, title: str, caption: str = "", table: Table
+    lines: Sequence[Slope], heads: tuple[str, str], *, title: str, caption: str = "", table: Values
 ) -> Figure:
     """Lines from ranks on the left to ranks on the right, rank 0 on top; colors tell rise from fall."""
     traces = []

@@ -1,8 +1,287 @@
-"""Recurrent states while a needle is read, per layer and segment."""
+"""Recurrent states while a needle is read: who holds it, how long states last, how full they are."""
 
-from evalsuite.reports.analysis.measures.probes import ProbeRow
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from evalsuite.reports import formatting
+from evalsuite.reports.analysis.bootstrap_sample import Estimate
+from evalsuite.reports.analysis.measures.probes import FOUND, MISSED, ProbeRow
+from evalsuite.reports.figures.figure import Figure, Values
+from evalsuite.reports.figures.plots import Axis, Curve, Point, curves, heatmap
 from evalsuite.reports.measure import MEASURES, Measure
+from evalsuite.reports.records.probes import SEGMENTS
+from evalsuite.reports.report import Report
+from evalsuite.reports.section import section
 from evalsuite.reports.table import Column, Table, label_column, weights_column
+
+
+@dataclass(frozen=True, slots=True)
+class ProbePart:
+    """One needle benchmark at one length."""
+
+    title: str
+    summary: Values
+    figures: list[Figure]
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeView:
+    """The section."""
+
+    parts: list[ProbePart]
+
+
+@section("probe", "States while a needle is read", order=47, nav="States")
+def probe_view(report: Report) -> ProbeView | None:
+    """One part per benchmark and length, the shortest first; None without probes."""
+    titles = {benchmark.name: benchmark.title for benchmark in report.benchmarks}
+    places = sorted({(row.benchmark, row.context) for row in report.probes})
+    parts = []
+    for benchmark, context in places:
+        rows = [row for row in report.probes if (row.benchmark, row.context) == (benchmark, context)]
+        title = f"{titles.get(benchmark, benchmark)}, {formatting.tokens(context)} tokens"
+        longest = max(length for name, length in places if name == benchmark)
+        ranks = _all_ranks(report, rows) if context == longest else []
+        parts.append(ProbePart(title, _summary(report, rows), _figures(report, rows) + ranks))
+    return ProbeView(parts) if parts else None
+
+
+def _label(report: Report, row: ProbeRow) -> str:
+    return report.checkpoints[row.checkpoint].label
+
+
+def _question(rows: Sequence[ProbeRow], kind: str = "all") -> list[ProbeRow]:
+    return [row for row in rows if row.segment == "question" and row.kind == kind]
+
+
+def _defined(estimates: Sequence[Estimate]) -> list[float]:
+    return [each.interval.point for each in estimates if each.interval is not None]
+
+
+def _summary(report: Report, rows: Sequence[ProbeRow]) -> Values:
+    """One line per student: means over its recurrent layers, and the head that reads most of the needle."""
+    lines = []
+    question = _question(rows)
+    for checkpoint in sorted({row.checkpoint for row in question}):
+        mine = [row for row in question if row.checkpoint == checkpoint]
+        recurrent = [row for row in mine if row.norm.interval is not None]
+        after = [r for r in rows if (r.checkpoint, r.segment, r.kind) == (checkpoint, "after", "all")]
+        longest = _defined([row.longest_half_life for row in after])
+        best = max(mine, key=lambda row: row.readout.point or 0.0)
+        decays = any(row.longest_half_life.interval is not None for row in after)
+        lines.append(
+            (
+                _label(report, mine[0]),
+                f"{mine[0].found} of {mine[0].documents}",
+                formatting.estimate(mine[0].tokens_right),
+                _percent(fmean(_defined([row.retained for row in recurrent]) or [0.0])),
+                f"{max(longest):,.0f}" if longest else formatting.NOTHING if decays else "no decay",
+                f"{fmean(_defined([row.rank for row in recurrent])):.1f}",
+                _percent(best.readout.point or 0.0),
+                f"layer {best.layer}, head {best.readout_head} ({best.mixer})",
+            )
+        )
+    columns = (
+        "model",
+        "needles found",
+        "answer tokens right %",
+        "value retained %",
+        "longest half-life, tokens",
+        "effective rank",
+        "best readout %",
+        "by",
+    )
+    return Values(columns, tuple(lines))
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}"
+
+
+def _figures(report: Report, rows: Sequence[ProbeRow]) -> list[Figure]:
+    question, answers = _question(rows), _question(rows, "answer")
+    after = [row for row in rows if (row.segment, row.kind) == ("after", "all")]
+    figures = [
+        _by_layer(
+            report,
+            question,
+            lambda row: row.retained,
+            factor=100,
+            title="Needle's value in the state at the question",
+            caption=(
+                "Norm of what the state still holds of the value's writes, in percent of the norm right "
+                "after the value; mean over heads and documents, 95 % intervals."
+            ),
+            axis=Axis("retained", suffix=" %", low=0),
+        ),
+        _by_layer(
+            report,
+            question,
+            lambda row: row.readout,
+            factor=100,
+            title="Readout of the needle's value",
+            caption=(
+                "Share of the absolute weights of the best head that goes to the value's tokens, where the "
+                "answer is predicted; in softmax layers attention mass."
+            ),
+            axis=Axis("weight on the value", suffix=" %", low=0),
+        ),
+        _by_layer(
+            report,
+            after,
+            lambda row: row.longest_half_life,
+            title="Longest half-life after the needle",
+            caption=(
+                "Tokens after which half of the state is left in the head and channel that decays least, by "
+                "the decays of the text after the needle; layers without decay are absent."
+            ),
+            axis=Axis("half-life, tokens", is_log=True),
+        ),
+        _by_answer(report, answers),
+        _by_depth(report, _question(rows, "depth")),
+    ]
+    return [each for each in figures if each is not None]
+
+
+def _by_layer(
+    report: Report,
+    rows: Sequence[ProbeRow],
+    of: Callable[[ProbeRow], Estimate],
+    *,
+    title: str,
+    caption: str,
+    axis: Axis,
+    factor: float = 1,
+) -> Figure | None:
+    """A curve per student over its layers; None if no layer has a value."""
+    series = [
+        Curve(
+            _label(report, mine[0]), tuple(point for row in mine if (point := _point(row, of(row), factor)))
+        )
+        for mine in _per_checkpoint(rows)
+    ]
+    # A student without points stays in the legend, so that colors are the same in every figure.
+    if not any(curve.points for curve in series):
+        return None
+    return curves(series, _layer_axis(rows), axis, title=title, caption=caption)
+
+
+def _layer_axis(rows: Sequence[ProbeRow]) -> Axis:
+    layers = sorted({row.layer for row in rows})
+    return Axis("layer", ticks=tuple((layer, str(layer)) for layer in layers) if len(layers) <= 12 else ())
+
+
+def _per_checkpoint(rows: Sequence[ProbeRow]) -> list[list[ProbeRow]]:
+    return [
+        [row for row in rows if row.checkpoint == checkpoint]
+        for checkpoint in dict.fromkeys(row.checkpoint for row in rows)
+    ]
+
+
+def _point(row: ProbeRow, estimate: Estimate, factor: float) -> Point | None:
+    if estimate.interval is None:
+        return None
+    found = estimate.interval.scaled(factor)
+    head = f", head {row.readout_head}" if estimate is row.readout else ""
+    label = f"layer {row.layer}{head}, {row.mixer}: {found.point:.4g} ({found.low:.4g} to {found.high:.4g})"
+    return Point(row.layer, found.point, found.low, found.high, label)
+
+
+def _by_answer(report: Report, rows: Sequence[ProbeRow]) -> Figure | None:
+    """Retained share where the needle was found and where not; None unless a student has both."""
+    series = []
+    for mine in _per_checkpoint(rows):
+        if {row.group for row in mine} != {FOUND, MISSED}:
+            continue
+        for group in (FOUND, MISSED):
+            members = [row for row in mine if row.group == group]
+            points = [point for row in members if (point := _point(row, row.retained, 100))]
+            name = f"{_label(report, mine[0])}, {group} ({members[0].documents})"
+            series.append(Curve(name, tuple(points)))
+    if not series:
+        return None
+    return curves(
+        series,
+        _layer_axis(rows),
+        Axis("retained", suffix=" %", low=0),
+        title="Found and missed needles",
+        caption="The same share where the whole answer is the model's most likely one, and where not.",
+    )
+
+
+def _by_depth(report: Report, rows: Sequence[ProbeRow]) -> Figure | None:
+    """Retained share by the needle's depth, mean over the recurrent layers."""
+    groups = list(dict.fromkeys(row.group for row in rows))
+    series = []
+    for mine in _per_checkpoint(rows):
+        points = []
+        for place, group in enumerate(groups):
+            shares = _defined([row.retained for row in mine if row.group == group])
+            if shares:
+                share = 100 * fmean(shares)
+                points.append(Point(place, share, label=f"{_label(report, mine[0])}, {group}: {share:.4g} %"))
+        if points:
+            series.append(Curve(_label(report, mine[0]), tuple(points)))
+    if not series or len(groups) < 2:
+        return None
+    return curves(
+        series,
+        Axis("depth of the needle", ticks=tuple(enumerate(groups))),
+        Axis("retained", suffix=" %", low=0),
+        title="Needle's value at the question by depth",
+        caption="Mean over the recurrent layers; 100 % is right before the question.",
+    )
+
+
+def _all_ranks(report: Report, rows: Sequence[ProbeRow]) -> list[Figure]:
+    """One heatmap per student; shown for the longest length alone, as ranks hardly depend on it."""
+    return [_ranks(report, mine) for mine in _per_checkpoint(rows)]
+
+
+def _ranks(report: Report, rows: Sequence[ProbeRow]) -> Figure:
+    """Effective rank of one student's states, layers × segments."""
+    found = {(row.layer, row.segment): row for row in rows if row.kind == "all"}
+    layers = sorted({layer for layer, _ in found})
+    label = _label(report, rows[0])
+    cells = [[found.get((layer, segment)) for segment in SEGMENTS] for layer in layers]
+    texts = [[_rank(row) for row in line] for line in cells]
+    names = [f"{layer} {found[layer, 'question'].mixer}" for layer in layers]
+    return heatmap(
+        SEGMENTS,
+        names,
+        [[None if row is None else row.rank.point for row in line] for line in cells],
+        title=f"Effective rank of the states: {label}",
+        caption="After each part of the document, mean over heads; softmax layers have no state.",
+        texts=texts,
+        hover=[[_spoken(row) for row in line] for line in cells],
+        table=Values(
+            ("layer", *(f"{name}: rank" for name in SEGMENTS), "write ÷ state", "norm"),
+            tuple(
+                (name, *line, _number(found[layer, "question"].write), _number(found[layer, "question"].norm))
+                for name, layer, line in zip(names, layers, texts, strict=True)
+            ),
+        ),
+    )
+
+
+def _rank(row: ProbeRow | None) -> str:
+    return formatting.NOTHING if row is None or row.rank.point is None else f"{row.rank.point:.1f}"
+
+
+def _number(estimate: Estimate) -> str:
+    return formatting.NOTHING if estimate.point is None else f"{estimate.point:.3g}"
+
+
+def _spoken(row: ProbeRow | None) -> str:
+    if row is None or row.rank.interval is None:
+        return ""
+    found = row.rank.interval
+    return (
+        f"layer {row.layer}, {row.segment}: rank {found.point:.2f} ({found.low:.2f} to {found.high:.2f}), "
+        f"norm {_number(row.norm)}, write ÷ state {_number(row.write)}"
+    )
+
 
 ESTIMATES = (
     *("tokens_right", "half_life", "longest_half_life", "beta", "write", "norm", "rank"),

@@ -8,8 +8,8 @@ from markupsafe import Markup
 import evalsuite
 from evalsuite.foundation import DataError, write_text
 from evalsuite.reports.exports.efficiency import crossovers_csv, efficiency_csv
+from evalsuite.reports.measures.efficiency import cost_view_of
 from evalsuite.reports.page.render import FOLDER, new_environment, packed_plotly
-from evalsuite.reports.page.sections.cost import cost_view_of
 from evalsuite.reports.records.efficiency import EfficiencyRow, read_efficiency
 
 SCRIPTS = ("unpack.js", "page.js", "figures.js")

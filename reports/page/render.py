@@ -20,9 +20,9 @@ from evalsuite.reports.figures.figure import script_json
 from evalsuite.reports.gate.verdict import Verdict
 from evalsuite.reports.page import gate, overview
 from evalsuite.reports.page.samples import SampleCell
-from evalsuite.reports.page.section import TEMPLATES, Section
 from evalsuite.reports.page.sections import ordered_sections
 from evalsuite.reports.report import Report
+from evalsuite.reports.section import TEMPLATES, Section
 from evalsuite.reports.table import Table
 
 FOLDER = Path(__file__).parent

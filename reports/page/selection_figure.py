@@ -5,7 +5,7 @@ from markupsafe import Markup, escape
 from evalsuite.reports.figures.axes import Axis, nice_axis
 from evalsuite.reports.figures.charts import Plot, curves, layer_bars, layer_strip
 from evalsuite.reports.figures.plots import Curve, Point
-from evalsuite.reports.page.sections.layers import scores_above_minimum
+from evalsuite.reports.measures.layers import scores_above_minimum
 from evalsuite.reports.records.sidecars import Selection
 from evalsuite.reports.statistics.agreement import stability
 

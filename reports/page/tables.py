@@ -7,8 +7,8 @@ from typing import Any
 from evalsuite.reports import formatting
 from evalsuite.reports.analysis.bootstrap_sample import Estimate
 from evalsuite.reports.figures.figure import Figure
-from evalsuite.reports.page.section import TEMPLATES, Section
 from evalsuite.reports.report import Report
+from evalsuite.reports.section import TEMPLATES, Section
 from evalsuite.reports.statistics.intervals import Interval
 from evalsuite.reports.table import Column, Table
 
@@ -48,12 +48,12 @@ class TableView:
 
     label: str
     css: str
-    columns: tuple[Head, ...]
-    rows: tuple[tuple[Cell, ...], ...]
-    intro: str = ""
-    notes: Sequence[str] = ()
-    figures: Sequence[Figure] = ()
-    fold: str = ""
+    columns: Sequence[Head]
+    rows: Sequence[Sequence[Cell]]
+    intro: str
+    notes: Sequence[str]
+    figures: Sequence[Figure]
+    fold: str
 
 
 def cell(column: Column[Any], report: Report, row: Any) -> Cell:
@@ -84,30 +84,22 @@ def head(column: Column[Any]) -> Head:
 
 
 def table_view(table: Table[Any], report: Report) -> TableView | None:
-    """A table with what stands above it; None without rows and figures."""
-    columns = table.columns_of("page")
-    rows = tuple(tuple(cell(column, report, row) for column in columns) for row in table.rows(report))
-    figures = table.figures(report)
-    if not rows and not figures:
+    """A table with what stands above it; None without any of these."""
+    columns = table.columns_of("page") if table.shows_rows else []
+    rows = [[cell(column, report, row) for column in columns] for row in table.rows(report) if columns]
+    figures, notes = table.figures(report), table.notes(report)
+    if not rows and not figures and not notes:
         return None
     css = f"sortable {table.name}" if any(column.better for column in columns) else table.name
-    return TableView(
-        table.title,
-        css,
-        tuple(head(column) for column in columns),
-        rows,
-        table.intro,
-        table.notes(report),
-        figures,
-        table.fold,
-    )
+    heads = [head(column) for column in columns]
+    return TableView(table.title, css, heads, rows, table.intro, notes, figures, table.fold)
 
 
 def table_section(table: Table[Any]) -> Section:
     """The section of a table that has a place on the page."""
     assert table.order is not None
     return Section(
-        table.name,
+        table.anchor or table.name,
         table.title,
         table.order,
         lambda report: table_view(table, report),

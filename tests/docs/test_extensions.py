@@ -50,14 +50,6 @@ def test_benchmark(page: PageCode) -> None:
     assert len(pd.read_parquet(file)) == 20
 
 
-def test_page_section(page: PageCode) -> None:
-    use_as_demo(page, "failing")
-    page.run()
-    text = (page.folder / "report" / "index.html").read_text()
-    assert '<a href="#proven-losses">Proven losses</a>' in text
-    assert text.index('id="recovery"') < text.index('id="proven-losses"') < text.index('id="gap"')
-
-
 @pytest.mark.long
 def test_mixer(page: PageCode) -> None:
     printed = page.run()

@@ -17,7 +17,7 @@ from evalsuite.evaluation.shards.export import export_shard
 from evalsuite.evaluation.shards.merge import merge_shards
 from evalsuite.foundation import DataError
 from evalsuite.reports import compare
-from evalsuite.reports.page.sections.training_curves import training_views
+from evalsuite.reports.measures.training import training_views
 from evalsuite.reports.records.loss_curves import loss_curve_path, read_loss_curves
 
 

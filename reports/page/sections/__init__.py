@@ -4,43 +4,13 @@ from collections.abc import Iterable
 from typing import Any
 
 from evalsuite.reports import measures
-from evalsuite.reports.page.section import SECTIONS, Section
-from evalsuite.reports.page.sections import (
-    ablations,
-    closeness,
-    cost,
-    distance,
-    layers,
-    paper_comparison,
-    probe,
-    protocol_gap,
-    provenance,
-    recall,
-    recovery,
-    retention,
-    scaling,
-    training_curves,
-)
+from evalsuite.reports.page.sections import provenance, recovery
 from evalsuite.reports.page.tables import table_section
+from evalsuite.reports.section import SECTIONS, Section
 from evalsuite.reports.table import Table
 
-MODULES = (
-    ablations,
-    closeness,
-    cost,
-    distance,
-    layers,
-    paper_comparison,
-    probe,
-    protocol_gap,
-    provenance,
-    recall,
-    recovery,
-    retention,
-    scaling,
-    training_curves,
-)
-"""Modules with sections; each registers its own when it is imported."""
+MODULES = (provenance, recovery)
+"""Sections that show every measure or none; the others come from `measures`."""
 
 
 def ordered_sections(tables: Iterable[Table[Any]] | None = None) -> list[Section]:

@@ -7,10 +7,10 @@ from typing import Any
 
 from evalsuite.reports import formatting
 from evalsuite.reports.analysis.lineage import lineage_of
-from evalsuite.reports.page.section import section
 from evalsuite.reports.records.run_folder import BenchmarkPlan
 from evalsuite.reports.records.sidecars import DoctorResult
 from evalsuite.reports.report import Report
+from evalsuite.reports.section import section
 
 
 @dataclass(frozen=True, slots=True)

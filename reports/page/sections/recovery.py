@@ -15,10 +15,10 @@ from evalsuite.reports.figures.axes import Axis, nice_axis
 from evalsuite.reports.figures.figure import script_json
 from evalsuite.reports.measures.leaderboard import Entry, columns_of
 from evalsuite.reports.page.benchmark_cells import BenchmarkCell, BenchmarkColumn, benchmark_columns
-from evalsuite.reports.page.section import section
 from evalsuite.reports.page.tables import Cell, Head, cell, head
 from evalsuite.reports.records.run_folder import BenchmarkPlan
 from evalsuite.reports.report import Report
+from evalsuite.reports.section import section
 from evalsuite.reports.table import Column
 
 SHORT = 60

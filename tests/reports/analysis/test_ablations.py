@@ -12,8 +12,8 @@ from scipy.stats import kendalltau, t
 from evalsuite.foundation import DataError
 from evalsuite.reports import compare, findings
 from evalsuite.reports.findings import replicate_sentences
-from evalsuite.reports.page.sections.layers import layer_charts
-from evalsuite.reports.page.sections.training_curves import training_views
+from evalsuite.reports.measures.layers import layer_charts
+from evalsuite.reports.measures.training import training_views
 from evalsuite.reports.records.loss_curves import read_loss_curves
 from evalsuite.reports.report import Report
 

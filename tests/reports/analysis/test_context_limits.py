@@ -12,8 +12,8 @@ import yaml
 
 from evalsuite.reports import compare, load_policy, policy_from_options, run_gate
 from evalsuite.reports.analysis.result_tensor import load_result_tensor
+from evalsuite.reports.measures.recall import recall_view
 from evalsuite.reports.measures.scores import SCORES
-from evalsuite.reports.page.sections.recall import recall_view
 from evalsuite.reports.records.run_folder import read_plan, write_plan
 from evalsuite.reports.report import build_report
 from tests.reports.score_edits import edit_rows

@@ -8,7 +8,7 @@ import pytest
 
 from evalsuite.reports.analysis.bootstrap_sample import Estimate
 from evalsuite.reports.analysis.measures.distances import DistanceRow
-from evalsuite.reports.page.sections.closeness import closeness_view
+from evalsuite.reports.measures.closeness import closeness_view
 from evalsuite.reports.report import Report, build_report
 from evalsuite.reports.statistics.intervals import Interval
 

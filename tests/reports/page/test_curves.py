@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from evalsuite.reports.figures.figure import Figure
-from evalsuite.reports.page.sections.layers import layer_charts, layer_rows
-from evalsuite.reports.page.sections.scaling import scaling_views
+from evalsuite.reports.measures.layers import layer_charts, layer_rows
+from evalsuite.reports.measures.scaling import scaling_views
 from evalsuite.reports.report import Report, build_report
 
 PURE, WINDOWED = ["kda"] * 4, ["kda", "sliding_window"] * 2

@@ -3,7 +3,7 @@
 import itertools
 import random
 
-from evalsuite.reports.figures.figure import CHARACTER, LINE, RADIUS, Table, label_positions
+from evalsuite.reports.figures.figure import CHARACTER, LINE, RADIUS, Values, label_positions
 from evalsuite.reports.figures.plots import Axis, Mark, scatter
 from evalsuite.reports.statistics.intervals import Interval
 
@@ -54,7 +54,7 @@ def test_no_name_covers_a_point_or_another_name() -> None:
 
 def test_a_scatter_of_many_checkpoints_takes_the_whole_width() -> None:
     marks = [Mark(f"m{i}", Interval(i / 10, i / 10, i / 10), Interval(0.5, 0.4, 0.6), "") for i in range(9)]
-    table = Table(("model",), (("m",),))
+    table = Values(("model",), (("m",),))
     made = [
         scatter(some, Axis("x"), Axis("y"), title="t", caption="", table=table) for some in (marks, marks[:8])
     ]

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from evalsuite.reports.page.sections.recall import recall_view
+from evalsuite.reports.measures.recall import recall_view
 from evalsuite.reports.report import Report, build_report
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from evalsuite.reports.page import render
-from evalsuite.reports.page.section import SECTIONS, section
 from evalsuite.reports.page.sections import ordered_sections
 from evalsuite.reports.report import Report, build_report
+from evalsuite.reports.section import SECTIONS, section
 
 
 def test_a_registered_section_is_on_the_page(

@@ -15,8 +15,8 @@ from evalsuite.foundation import ConfigError
 from evalsuite.reports import compare, load_policy
 from evalsuite.reports.analysis.measures.efficiency import setting, settings
 from evalsuite.reports.analysis.result_tensor import load_result_tensor
+from evalsuite.reports.measures.efficiency_charts import efficiency_charts
 from evalsuite.reports.measures.leaderboard import LEADERBOARD
-from evalsuite.reports.page.efficiency_charts import efficiency_charts
 from evalsuite.reports.page.render import render_page
 from evalsuite.reports.records.efficiency import read_efficiency
 from evalsuite.reports.records.sidecars import Selection, read_selections

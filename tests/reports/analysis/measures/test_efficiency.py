@@ -17,7 +17,7 @@ from evalsuite.reports.analysis.measures.efficiency import (
     synthetic_deviation,
 )
 from evalsuite.reports.exports.efficiency import crossovers_csv, efficiency_csv, efficiency_text
-from evalsuite.reports.page.sections.cost import cost_view_of, paper_lines, pareto_front
+from evalsuite.reports.measures.efficiency import cost_view_of, paper_lines, pareto_front
 from evalsuite.reports.records.efficiency import EfficiencyRow, Spread
 from evalsuite.reports.references.efficiency import paper_ratios
 

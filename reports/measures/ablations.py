@@ -7,8 +7,8 @@ from evalsuite.reports import formatting
 from evalsuite.reports.analysis.rows import AverageRow
 from evalsuite.reports.analysis.variants import Ablation, Variant
 from evalsuite.reports.findings import ablation_sentence, answered_all, repeat_sentences
-from evalsuite.reports.page.section import section
 from evalsuite.reports.report import Report
+from evalsuite.reports.section import section
 
 
 @dataclass(frozen=True, slots=True)

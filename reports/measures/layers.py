@@ -10,12 +10,12 @@ from evalsuite.reports import formatting
 from evalsuite.reports.analysis.lineage import Lineage, lineage_of
 from evalsuite.reports.figures.axes import exact_axis
 from evalsuite.reports.figures.charts import layer_strip
-from evalsuite.reports.figures.figure import Figure, Table, figure, text
+from evalsuite.reports.figures.figure import Figure, Values, figure, text
 from evalsuite.reports.figures.plots import Axis, Curve, Point, curves
-from evalsuite.reports.page.section import section
-from evalsuite.reports.page.sections.scaling import comparable_students, recovery_charts
+from evalsuite.reports.measures.scaling import comparable_students, recovery_charts
 from evalsuite.reports.records.sidecars import Selection
 from evalsuite.reports.report import Report
+from evalsuite.reports.section import section
 from evalsuite.reports.statistics.agreement import WINDOW, stability
 
 STABLE = 0.9
@@ -250,7 +250,7 @@ def _importance(scores: Sequence[float | None], selection: Selection, name: str,
         layout,
         title=f"{name}: importance by layer",
         caption=f"Softmax layers: {_listed(selection.layers)}.",
-        table=Table(("layer", "mixer", measure), rows),
+        table=Values(("layer", "mixer", measure), rows),
         height=240,
     )
 

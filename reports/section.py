@@ -16,7 +16,7 @@ from typing import Any
 from evalsuite.foundation.registry import Registry
 from evalsuite.reports.report import Report
 
-TEMPLATES = Path(__file__).parent / "templates"
+TEMPLATES = Path(__file__).parent / "page" / "templates"
 
 View = Callable[[Report], Any]
 """A report → the data of the section's template, or None if the page does without the section."""

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from evalsuite.reports import formatting
 from evalsuite.reports.analysis.lineage import lineage_of
 from evalsuite.reports.analysis.measures.closeness import ClosenessOrder, closeness_order, difference
-from evalsuite.reports.figures.figure import Table
-from evalsuite.reports.page.section import section
+from evalsuite.reports.figures.figure import Values
 from evalsuite.reports.report import Report
+from evalsuite.reports.section import section
 from evalsuite.reports.statistics.intervals import Interval
 
 PROTOCOL = "loglikelihood"
@@ -67,8 +67,8 @@ class ClosenessView:
 
     title: str
     sentences: tuple[str, ...]
-    mixers: Table
-    changes: Table | None
+    mixers: Values
+    changes: Values | None
 
 
 @section("closeness", "Which mixer is closest", order=26, nav="Closest")
@@ -104,7 +104,7 @@ def _view(report: Report, teacher: int) -> ClosenessView | None:
     return ClosenessView(
         report.checkpoints[teacher].label,
         tuple(_sentence(report, title, order) for title, order in orders.items()),
-        Table(("mixer", *(measure.title for measure in MEASURES)), rows),
+        Values(("mixer", *(measure.title for measure in MEASURES)), rows),
         _changes(report, teacher),
     )
 
@@ -168,7 +168,7 @@ def _sentence(report: Report, title: str, order: ClosenessOrder) -> str:
     )
 
 
-def _changes(report: Report, teacher: int) -> Table | None:
+def _changes(report: Report, teacher: int) -> Values | None:
     """Every variant of a recipe − the student that differs only in it."""
     rows = []
     for ablation in report.ablations:
@@ -183,4 +183,4 @@ def _changes(report: Report, teacher: int) -> Table | None:
                 cells.append(measure.text(change, signed=True))
             rows.append((f"{member.name}, {_mixer(report, member.checkpoint)}", *cells))
     columns = ("change", *(measure.title.replace(" %", ", points") for measure in MEASURES))
-    return Table(columns, tuple(rows)) if rows else None
+    return Values(columns, tuple(rows)) if rows else None

@@ -1,7 +1,6 @@
 """Agreement with the teacher: a scatter against recovery, and flips behind equal averages."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from statistics import fmean
 
 import plotly.graph_objects as go
@@ -11,24 +10,16 @@ from evalsuite.reports.analysis.bootstrap_sample import Estimate
 from evalsuite.reports.analysis.measures.agreement import AgreementRow
 from evalsuite.reports.analysis.measures.tolerance import ToleranceRow
 from evalsuite.reports.analysis.scopes import ALL, INFORMATIVE
-from evalsuite.reports.figures.figure import Figure, Table, figure, text
+from evalsuite.reports.figures.figure import Figure, Values, figure, text
 from evalsuite.reports.figures.plots import FEW_MARKS, Axis, Curve, Mark, Point, curves, scatter
-from evalsuite.reports.page.section import section
+from evalsuite.reports.measure import MEASURES, Measure
 from evalsuite.reports.report import Report
+from evalsuite.reports.table import Column, Table, label_column, teacher_column, weights_column
 
 
-@dataclass(frozen=True, slots=True)
-class RetentionView:
-    """The section."""
-
-    sentence: str
-    figures: list[Figure]
-
-
-@section("retention", "What changed behind the averages", order=24, nav="Agreement")
-def retention_view(report: Report) -> RetentionView | None:
-    """Scatter and flips per protocol; None if no answers can be compared."""
-    figures = []
+def _figures(report: Report) -> list[Figure]:
+    """Scatter, flips and tolerance per protocol, where answers can be compared."""
+    figures: list[Figure] = []
     for protocol in report.protocols:
         scope = _scope(report.agreements, protocol)
         rows = [
@@ -38,7 +29,12 @@ def retention_view(report: Report) -> RetentionView | None:
         ]
         made = _scatter(report, rows, protocol), _flips(report, rows, protocol), _tolerance(report, protocol)
         figures += [each for each in made if each is not None]
-    return RetentionView(_sentence(report), figures) if figures else None
+    return figures
+
+
+def _notes(report: Report) -> list[str]:
+    what = "Agreement is the share of documents on which student and teacher choose the same."
+    return [f"{_sentence(report)} {what}".strip()] if report.agreements else []
 
 
 def _scope(rows: Iterable[AgreementRow | ToleranceRow], protocol: str) -> str:
@@ -98,7 +94,7 @@ def _scatter(report: Report, rows: list[AgreementRow], protocol: str) -> Figure 
         title=f"Agreement against recovery, {formatting.PROTOCOL_TITLES[protocol]}",
         caption=caption,
         reference=ceiling,
-        table=Table(
+        table=Values(
             ("model", "recovery %", "agreement %", "κ"),
             tuple(
                 (label, *both, formatting.NOTHING if row.kappa.point is None else f"{row.kappa.point:.2f}")
@@ -156,7 +152,7 @@ def _flips(report: Report, rows: list[AgreementRow], protocol: str) -> Figure | 
             f"{_benchmarks(rows[0].scope)}."
         ),
         height=max(240, 20 * len(known) + 70),
-        table=Table(
+        table=Values(
             ("model", "lost %", "gained %", "retained %"),
             tuple(
                 (
@@ -203,7 +199,7 @@ def _tolerance(report: Report, protocol: str) -> Figure | None:
         ),
         height=320,
         is_step=True,
-        table=Table(
+        table=Values(
             ("model", "α*, %", "95 % interval", "all benchmarks within, %"),
             tuple(
                 (
@@ -216,3 +212,32 @@ def _tolerance(report: Report, protocol: str) -> Figure | None:
             ),
         ),
     )
+
+
+ESTIMATES = (
+    *("agreement", "scored_agreement", "kappa", "retained", "lost", "gained"),
+    *("recipe_agreement", "recipe_retained"),
+)
+AGREEMENT: Table[AgreementRow] = Table(
+    name="agreement",
+    title="What changed behind the averages",
+    rows=lambda report: report.agreements,
+    columns=(
+        label_column(),
+        weights_column(),
+        teacher_column(),
+        Column("protocol", unit="text"),
+        Column("scope", unit="text"),
+        Column("benchmarks", value=lambda report, row: " ".join(row.benchmarks), unit="text"),
+        Column("documents"),
+        *(Column(name, kind="estimate", unit="percent") for name in ESTIMATES),
+    ),
+    json="agreements",
+    order=24,
+    anchor="retention",
+    nav="Agreement",
+    notes=_notes,
+    figures=_figures,
+    shows_rows=False,
+)
+MEASURES.add("agreement", Measure(tables=(AGREEMENT,)))

@@ -6,11 +6,11 @@ import numpy as np
 
 from evalsuite.reports import formatting
 from evalsuite.reports.analysis.lineage import lineage_of
-from evalsuite.reports.figures.figure import Figure, Table
+from evalsuite.reports.figures.figure import Figure, Values
 from evalsuite.reports.figures.plots import Axis, Curve, Point, curves
-from evalsuite.reports.page.section import section
 from evalsuite.reports.records.loss_curves import LossCurve
 from evalsuite.reports.report import Report
+from evalsuite.reports.section import section
 
 CAPTION = "Averaged over steps; the first tenth of the stage is omitted."
 VALIDATION = {
@@ -80,8 +80,8 @@ def _validation_charts(stage: str, found: Sequence[LossCurve]) -> list[Figure]:
     return charts
 
 
-def _final_values(series: Sequence[Curve], what: str) -> Table:
-    return Table(
+def _final_values(series: Sequence[Curve], what: str) -> Values:
+    return Values(
         ("model", f"final {what}"), tuple((each.name, f"{each.points[-1].y:.4g}") for each in series)
     )
 

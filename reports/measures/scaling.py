@@ -1,17 +1,19 @@
 """Scaling charts: recovery by training tokens, by teacher size, or by another quantity."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from evalsuite.reports import formatting
 from evalsuite.reports.analysis.lineage import lineage_of
 from evalsuite.reports.analysis.measures.families import Quantity
+from evalsuite.reports.analysis.measures.scaling import ScalingRow
 from evalsuite.reports.figures.axes import exact_axis, log_axis
-from evalsuite.reports.figures.figure import Figure, Table
+from evalsuite.reports.figures.figure import Figure
 from evalsuite.reports.figures.plots import Axis, Curve, Point, curves
-from evalsuite.reports.page.section import section
+from evalsuite.reports.measure import MEASURES, Measure
 from evalsuite.reports.report import Report
+from evalsuite.reports.statistics.intervals import Interval
+from evalsuite.reports.table import CSV, PAGE, Column, Table
 
 
 def scaling_views(report: Report) -> list[Figure]:
@@ -139,25 +141,6 @@ def _point(report: Report, student: int, x: float, protocol: str) -> Point:
     return Point(x, interval.point, interval.low, interval.high, label)
 
 
-@dataclass(frozen=True, slots=True)
-class ScalingView:
-    """The section."""
-
-    charts: list[Figure]
-    slopes: Table | None
-    crossovers: list[str]
-    """One sentence each."""
-    left_out: list[str]
-    """One sentence per reason."""
-
-
-@section("scaling", "Scaling", order=50)
-def scaling_section(report: Report) -> ScalingView | None:
-    """Curves, slopes and crossovers; None without two points of a curve and anyone left out of one."""
-    charts, left = scaling_views(report), _left_out(report)
-    return ScalingView(charts, _slopes(report), _crossovers(report), left) if charts or left else None
-
-
 def _left_out(report: Report) -> list[str]:
     what = {"tokens": "training tokens", "size": "teacher size"}
     return [
@@ -170,23 +153,6 @@ def _left_out(report: Report) -> list[str]:
 def _amount(quantity: str, value: float) -> str:
     """Tokens, or parameters."""
     return formatting.tokens(round(value)) if quantity == "tokens" else formatting.parameters(round(value))
-
-
-def _slopes(report: Report) -> Table | None:
-    rows = tuple(
-        (
-            row.name,
-            f"{'training tokens' if row.quantity == 'tokens' else 'teacher size'}, "
-            f"{formatting.PROTOCOL_TITLES[row.protocol]}",
-            f"{_amount(row.quantity, row.values[0])} to {_amount(row.quantity, row.values[-1])}",
-            f"{formatting.signed(100 * row.slope.point)} ({formatting.span(row.slope)})",
-            f"{formatting.signed(100 * row.last_gain.point)} ({formatting.span(row.last_gain)})",
-            formatting.NOTHING if row.plateau is None else f"from {_amount(row.quantity, row.plateau)}",
-        )
-        for row in report.scaling
-    )
-    columns = ("mixer", "by", "range", "points per doubling", "last doubling", "plateau")
-    return Table(columns, rows) if rows else None
 
 
 def _crossovers(report: Report) -> list[str]:
@@ -203,3 +169,58 @@ def _crossovers(report: Report) -> list[str]:
             f"{formatting.PROTOCOL_TITLES[row.protocol]} at {point} ({span}) {unit}."
         )
     return found
+
+
+def _gain(gain: Interval) -> str:
+    return f"{formatting.signed(100 * gain.point)} ({formatting.span(gain)})"
+
+
+def _by(row: ScalingRow) -> str:
+    what = "training tokens" if row.quantity == "tokens" else "teacher size"
+    return f"{what}, {formatting.PROTOCOL_TITLES[row.protocol]}"
+
+
+SCALING: Table[ScalingRow] = Table(
+    name="scaling",
+    title="Scaling",
+    rows=lambda report: report.scaling,
+    columns=(
+        Column("name", "mixer", unit="text"),
+        Column("by", unit="text", outputs=PAGE, show=lambda report, row: _by(row)),
+        Column("quantity", unit="text", outputs=CSV),
+        Column("protocol", unit="text", outputs=CSV),
+        Column("scope", unit="text", outputs=CSV),
+        Column(
+            "students",
+            value=lambda report, row: " ".join(report.checkpoints[i].label for i in row.checkpoints),
+            unit="text",
+            outputs=CSV,
+        ),
+        Column(
+            "range",
+            unit="text",
+            outputs=PAGE,
+            show=lambda report, row: (
+                f"{_amount(row.quantity, row.values[0])} to {_amount(row.quantity, row.values[-1])}"
+            ),
+        ),
+        Column("first", value=lambda report, row: row.values[0], outputs=CSV),
+        Column("last", value=lambda report, row: row.values[-1], outputs=CSV),
+        Column("slope", "points per doubling", kind="interval", show=lambda report, row: _gain(row.slope)),
+        Column("last_gain", "last doubling", kind="interval", show=lambda report, row: _gain(row.last_gain)),
+        Column(
+            "plateau",
+            show=lambda report, row: (
+                formatting.NOTHING if row.plateau is None else f"from {_amount(row.quantity, row.plateau)}"
+            ),
+        ),
+    ),
+    order=50,
+    intro=(
+        "Slopes of recovery are per doubling, with 95 % intervals; a plateau starts where no later gain is "
+        "proven."
+    ),
+    notes=lambda report: [*_crossovers(report), *_left_out(report)],
+    figures=scaling_views,
+)
+MEASURES.add("scaling", Measure(tables=(SCALING,)))

@@ -19,12 +19,12 @@ from evalsuite.reports.analysis.measures.efficiency import (
     setting,
     settings,
 )
-from evalsuite.reports.figures.figure import Figure, Table, figure, text
-from evalsuite.reports.page.efficiency_charts import Labels, efficiency_charts
-from evalsuite.reports.page.section import section
+from evalsuite.reports.figures.figure import Figure, Values, figure, text
+from evalsuite.reports.measures.efficiency_charts import Labels, efficiency_charts
 from evalsuite.reports.records.efficiency import EfficiencyRow
 from evalsuite.reports.references.efficiency import paper_ratios
 from evalsuite.reports.report import Report
+from evalsuite.reports.section import section
 
 SHOWN_CONTEXTS = (2048, 32768, 131072)
 """Contexts of the ratios in the table of crossovers, where measured; else the shortest and the longest."""
@@ -301,7 +301,7 @@ def _pareto_figure(
         title=title,
         caption=f"Context {formatting.tokens(context)}, one sequence, {where.engine}, {where.device}. "
         "Dotted: students that none beats in both (Pareto front).",
-        table=Table(
+        table=Values(
             ("model", axis, "recovery %"),
             tuple((each.label, f"{each.cost:,.4g}", f"{each.recovery:.1f}") for each in placed),
         ),
