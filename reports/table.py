@@ -17,6 +17,7 @@
 
 import csv
 import io
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
@@ -150,7 +151,7 @@ class Table(Generic[Row]):
     rows: Callable[[Report], Sequence[Row]]
     columns: Sequence[Column[Row]]
     json: str = ""
-    """Name of its rows in report.json; default: the table's."""
+    """Name of its rows in report.json; default: the table's. A name that is taken ends in `_table`."""
     json_rows: Callable[[Report], Sequence[Any]] | None = None
     """What report.json lists; None: the rows."""
     is_always_written: bool = False
@@ -173,6 +174,10 @@ class Table(Generic[Row]):
     """What a row is: the page shows the number of rows, and folds a long table; empty: never folded."""
 
     def __post_init__(self) -> None:
+        if not re.fullmatch(r"\w+", self.name):
+            raise ValueError(
+                f"table '{self.name}': the name of a file has letters, digits and underscores only"
+            )
         names = [name for column in self.columns for name in column.cells]
         twice = dict.fromkeys(name for name in names if names.count(name) > 1)
         if twice:
@@ -197,6 +202,8 @@ class Table(Generic[Row]):
                 if "csv" in column.outputs:
                     column.csv(report, row)
                 column.text(report, row)
+                if column.css is not None:
+                    column.css(report, row)
                 if column.better is not None:
                     column.sort_key(report, row)
 

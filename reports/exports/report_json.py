@@ -23,7 +23,7 @@ def report_json(report: Report, tables: Sequence[Table[Any]] | None = None) -> d
         tables: with rows computed, as `measures.computed` returns them; None: computed here.
     """
     tables = measures.computed(report)[0] if tables is None else tables
-    return {
+    values = {
         "schema": SCHEMA,
         "evalsuite": evalsuite.__version__,
         "headline": formatting.headline(report),
@@ -40,7 +40,6 @@ def report_json(report: Report, tables: Sequence[Table[Any]] | None = None) -> d
             {**to_json(each), "counts_once": each.counts_once} for each in report.tensor.counting.shared
         ],
         "score_rows": report.tensor.score_rows,
-        **{table.json or table.name: table.to_json(report) for table in tables},
         "drops": [to_json(row) for row in report.drops],
         "incomplete": [to_json(cell) for cell in report.tensor.incomplete],
         "agreement": to_json(report.agreement),
@@ -62,3 +61,7 @@ def report_json(report: Report, tables: Sequence[Table[Any]] | None = None) -> d
         "selections": [to_json(each) for each in report.selections],
         "warnings": list(report.warnings),
     }
+    for table in tables:
+        name = table.json or table.name
+        values[f"{name}_table" if name in values else name] = table.to_json(report)
+    return values

@@ -10,6 +10,7 @@ import pytest
 from evalsuite.api import load_run
 from evalsuite.foundation import ConfigError
 from evalsuite.reports import compare
+from evalsuite.reports.exports.report_json import report_json
 from evalsuite.reports.measure import MEASURES, Measure
 from evalsuite.reports.measures.pairs import PAIRS
 from evalsuite.reports.report import Report, build_report
@@ -25,6 +26,20 @@ def test_a_column_that_is_declared_twice_is_refused() -> None:
     columns: tuple[Column[Any], ...] = (Column("kl", kind="interval"), Column("kl_low"))
     with pytest.raises(ValueError, match="table 'mine' has two columns 'kl_low'"):
         Table(name="mine", title="Mine", rows=lambda report: [], columns=columns)
+
+
+@pytest.mark.parametrize("name", ["", "../mine", "my table"])
+def test_a_name_that_is_no_file_name_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=f"table '{name}': the name of a file"):
+        Table(name=name, title="Mine", rows=lambda report: [], columns=())
+
+
+def test_a_table_takes_no_other_entry_of_the_json(report: Report) -> None:
+    columns: tuple[Column[Any], ...] = (Column("documents"),)
+    table = Table(name="runs", title="Mine", rows=lambda report: report.pairs, columns=columns)
+    plain, values = report_json(report, []), report_json(report, [table])
+    assert {name: values[name] for name in plain} == plain
+    assert len(values["runs_table"]) == len(report.pairs)
 
 
 def test_a_value_of_another_kind_is_refused(report: Report) -> None:
