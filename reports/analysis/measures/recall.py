@@ -128,7 +128,7 @@ def recall_rows(pool: Pool) -> list[RecallRow]:
         ]
         others = [set(parts[name]) for name in parts if name != kind]
         if number.tasks and any(set(cells) <= other for other in others):
-            continue  # All there is of it is another number.
+            groups = []  # All there is of it is another number, which has the contexts.
         if len(groups) != 1:
             groups.append((None, cells))
         for context, members in groups:

@@ -70,6 +70,10 @@ def test_a_mean_over_a_part_of_ruler_is_undefined(synthetic: SimpleNamespace, tm
     assert row.score.why.startswith("9 of 13 tasks are missing: niah_multikey_1, ")
     needles = next(r for r in report.recall if (r.checkpoint, r.kind, r.context) == (1, "needles", 512))
     assert needles.score.interval is not None
+    # The needles alone are no number of RULER at a context, and an undefined one over all.
+    report = build_report([recall_run(synthetic, tmp_path / "needles", RULER_TASKS[:3])])
+    rows = [row for row in report.recall if row.kind == "ruler"]
+    assert {(row.context, row.score.interval) for row in rows} == {(None, None)}
 
 
 def test_shortfall_and_critical_tolerance() -> None:
