@@ -22,8 +22,11 @@ def test_built_in_benchmarks_are_valid(name: str) -> None:
     assert benchmark.license
 
 
-@pytest.mark.parametrize("name", known_suites())
-def test_built_in_suites_resolve(name: str) -> None:
+STUDIES = sorted(map(str, (FOLDER.parents[1] / "reports" / "studies" / "suites").glob("*.yaml")))
+
+
+@pytest.mark.parametrize("name", [*known_suites(), *STUDIES])
+def test_suites_of_the_package_and_of_studies_resolve(name: str) -> None:
     for entry, benchmark in resolve(load_suite(name)):
         assert entry.protocols
         assert set(entry.num_fewshot) == set(benchmark.protocols)
