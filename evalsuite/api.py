@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from evalsuite.evaluation.run import Summary
     from evalsuite.reports.comparison import Comparison
     from evalsuite.reports.gate.verdict import Verdict
-    from evalsuite.reports.records.run_folder import Plan
     from evalsuite.reports.records.run_selection import RunSelection
     from evalsuite.reports.report import Report
+    from evalsuite.reports.run import Manifest
     from evalsuite.reports.table import Table
 
 __all__ = [
@@ -280,11 +280,11 @@ class Run:
     """Teacher, checkpoints and partial cells of the report."""
 
     @cached_property
-    def plans(self) -> "tuple[Plan, ...]":
+    def plans(self) -> "tuple[Manifest, ...]":
         """The plan of each run: suite, benchmarks and checkpoints."""
-        from evalsuite.reports.records.run_folder import read_plan
+        from evalsuite.reports.run import read_manifest
 
-        return tuple(read_plan(folder) for folder in self.folders)
+        return tuple(read_manifest(folder) for folder in self.folders)
 
     @cached_property
     def report(self) -> "Report":
@@ -372,17 +372,18 @@ def load_run(
     """
     from evalsuite.foundation import ConfigError, RunFolderError
     from evalsuite.reports.records.run_selection import RunSelection
+    from evalsuite.reports.run import is_run_folder
 
     if not folders:
         raise ConfigError("no run folder given: load_run('runs/first')")
     paths = tuple(Path(folder) for folder in folders)
     for path in paths:
-        if not (path / "plan.yaml").is_file():
-            raise RunFolderError(f"{path}: not a run folder (no plan.yaml); `evaluate` makes one")
+        if not is_run_folder(path):
+            raise RunFolderError(f"{path}: not a run folder (no run.json); `evaluate` makes one")
     return Run(paths, RunSelection(teacher, tuple(checkpoints), min_coverage, errors, same=tuple(same)))
 
 
-def _sample(row: dict[str, Any], plan: "Plan") -> dict[str, Any]:
+def _sample(row: dict[str, Any], plan: "Manifest") -> dict[str, Any]:
     detail = row["detail"] or {}
     checkpoint = plan.checkpoint(row["weights_id"], row["fingerprint"])
     flat = {name: row[name] for name in row if name not in ("values", "detail", "choices", "checkpoint")}

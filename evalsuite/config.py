@@ -227,19 +227,21 @@ class CompareConfig(_Selected):
         checkpoints = [each for each in self.inputs if Path(each) not in runs]
         if runs and checkpoints:
             raise ConfigError(
-                f"{checkpoints[0]}: not a run folder (no plan.yaml); pass either run folders or checkpoints"
+                f"{checkpoints[0]}: not a run folder (no run.json); pass either run folders or checkpoints"
             )
         if runs:
             self._check_runs()
         elif self.suite is None:
             raise ConfigError(
-                f"{checkpoints[0]}: not a run folder (no plan.yaml); to evaluate a checkpoint, pass --suite"
+                f"{checkpoints[0]}: not a run folder (no run.json); to evaluate a checkpoint, pass --suite"
             )
 
     @property
     def runs(self) -> list[Path]:
         """The inputs that are run folders; empty if checkpoints are to be evaluated."""
-        return [Path(each) for each in self.inputs if (Path(each) / "plan.yaml").is_file()]
+        from evalsuite.reports.run import is_run_folder
+
+        return [Path(each) for each in self.inputs if is_run_folder(Path(each))]
 
     def _check_runs(self) -> None:
         for name in ("suite", "limit", "device", "dtype", "trust_remote_code"):

@@ -11,8 +11,8 @@ from evalsuite.foundation.taxonomy import PROTOCOL_TITLES
 from evalsuite.reports.analysis.measures.admission import AdmissionDecision, AdmissionRule, decide
 from evalsuite.reports.markdown import table
 from evalsuite.reports.records.names import Name, find
-from evalsuite.reports.records.run_folder import CheckpointPlan, Plan, read_plan
 from evalsuite.reports.records.score_files import read_rows, score_paths
+from evalsuite.reports.run import Checkpoint, Manifest, read_manifest
 
 COLUMNS = (
     "benchmark",
@@ -42,7 +42,7 @@ def admit(run: Path, teacher: str | None, rule: AdmissionRule) -> list[Admission
         ConfigError: the run has no such checkpoint, or none or several with the role of a teacher.
         DataError: score rows of several fingerprints, or rows without the right answers.
     """
-    plan = read_plan(run)
+    plan = read_manifest(run)
     checkpoint = _checkpoint(plan, teacher, run)
     decisions = []
     for benchmark in plan.benchmarks:
@@ -52,7 +52,7 @@ def admit(run: Path, teacher: str | None, rule: AdmissionRule) -> list[Admission
     return decisions
 
 
-def _checkpoint(plan: Plan, name: str | None, run: Path) -> CheckpointPlan:
+def _checkpoint(plan: Manifest, name: str | None, run: Path) -> Checkpoint:
     if name is None:
         found = [each for each in plan.checkpoints if each.role == "teacher"]
         if len(found) != 1:
@@ -62,7 +62,7 @@ def _checkpoint(plan: Plan, name: str | None, run: Path) -> CheckpointPlan:
     return plan.checkpoints[find(name, known, f"--teacher, {run}")]
 
 
-def _rows(run: Path, benchmark: str, protocol: str, checkpoint: CheckpointPlan) -> list[dict[str, Any]]:
+def _rows(run: Path, benchmark: str, protocol: str, checkpoint: Checkpoint) -> list[dict[str, Any]]:
     rows = [
         row
         for path in score_paths(run, benchmark, protocol)

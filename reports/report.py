@@ -51,7 +51,6 @@ from evalsuite.reports.records.efficiency import EfficiencyRow, read_efficiency
 from evalsuite.reports.records.loss_curves import LossCurve, read_loss_curves
 from evalsuite.reports.records.merging import CellKey, CheckpointEntry, MergedPlan
 from evalsuite.reports.records.probes import read_probes
-from evalsuite.reports.records.run_folder import BenchmarkPlan, CheckpointPlan, read_environment
 from evalsuite.reports.records.run_selection import RunSelection
 from evalsuite.reports.records.sidecars import (
     DoctorResult,
@@ -59,6 +58,7 @@ from evalsuite.reports.records.sidecars import (
     read_doctor,
     read_selections,
 )
+from evalsuite.reports.run import Benchmark, Checkpoint, read_environment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,7 +120,7 @@ class Report:
         return self.tensor.checkpoints
 
     @property
-    def benchmarks(self) -> tuple[BenchmarkPlan, ...]:
+    def benchmarks(self) -> tuple[Benchmark, ...]:
         """All benchmarks, in the order of the plan."""
         return self.tensor.merged.benchmarks
 
@@ -321,7 +321,7 @@ def _ranking_recoveries(averages: Sequence[AverageRow]) -> dict[int, float]:
 def _labels(merged: MergedPlan) -> list[dict[str, str | None]]:
     """Per run, a map from its own labels to those of the report; None for checkpoints that are left out."""
 
-    def shown(run: int, checkpoint: CheckpointPlan) -> str | None:
+    def shown(run: int, checkpoint: Checkpoint) -> str | None:
         return next((each.label for each in merged.checkpoints if each.has(run, checkpoint)), None)
 
     return [

@@ -8,6 +8,7 @@ from evalsuite.cli.commands import (
     admit,
     bench,
     compare,
+    convert,
     demo,
     distance,
     distill,
@@ -39,6 +40,7 @@ VERBS = (
     distance,
     probe,
     doctor,
+    convert,
     show,
 )
 RESUMABLE = ("demo", "distill", "select", "prepare", "run", "probe")

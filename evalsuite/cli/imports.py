@@ -62,8 +62,9 @@ def read_inputs(
     from evalsuite.foundation import ConfigError
     from evalsuite.imported_logs import import_as_runs, named_source
     from evalsuite.reports.imports import find_importer
+    from evalsuite.reports.run import is_run_folder
 
-    runs = [Path(name) for name in inputs if (Path(name) / "plan.yaml").is_file()]
+    runs = [Path(name) for name in inputs if is_run_folder(Path(name))]
     sources = [named_source(given) for given in options.imports]
     others = []
     for each in inputs:
@@ -95,14 +96,15 @@ def _unknown(path: Path) -> str:
     """What a path is that is neither a run folder nor a log, and what to pass."""
     from evalsuite.reports.imports import IMPORTERS
     from evalsuite.reports.imports.listing import files_below, found_below
+    from evalsuite.reports.run import EARLIER, FILE
 
-    below = [str(file.parent) for file in files_below(path) if file.name == "plan.yaml"]
+    below = [str(file.parent) for file in files_below(path) if file.name in (FILE, EARLIER[0])]
     if below:
         more = f" and {len(below) - 3:,} more" if len(below) > 3 else ""
         return (
-            f"not a run folder (no plan.yaml), but run folders lie below it; pass {' '.join(below[:3])}{more}"
+            f"not a run folder (no run.json), but run folders lie below it; pass {' '.join(below[:3])}{more}"
         )
     return (
-        f"not a run folder (no plan.yaml), and no log of {', '.join(IMPORTERS.names())}{found_below(path)}; "
+        f"not a run folder (no run.json), and no log of {', '.join(IMPORTERS.names())}{found_below(path)}; "
         "to evaluate a checkpoint, use `compare` with --suite and without runs or logs"
     )

@@ -7,27 +7,24 @@ from typing import Any
 
 from evalsuite.evaluation.checkpoints import CheckpointRegistry, RunCheckpoint
 from evalsuite.evaluation.documents import load_documents
-from evalsuite.evaluation.environment import read_environment, update_environment
+from evalsuite.evaluation.environment import update_environment
 from evalsuite.evaluation.plan import (
     ResolvedSuite,
     benchmarks_in,
     count_documents,
-    make_index,
-    make_plan,
+    make_manifest,
     refuse_other_config,
 )
 from evalsuite.evaluation.processes.workers import Shared, WorkerPool
 from evalsuite.evaluation.run_paths import (
     Cell,
-    Index,
     cell_documents,
+    cells_of,
     documents_path,
-    index_path,
+    read_built,
     read_documents,
-    read_index,
     requests_path,
     write_documents,
-    write_index,
     write_requests,
 )
 from evalsuite.foundation import RunFolderError, content_hash, progress
@@ -35,13 +32,13 @@ from evalsuite.protocols.generation import GenerationBenchmark
 from evalsuite.protocols.loglikelihood import LogLikelihoodBenchmark
 from evalsuite.protocols.request_set import RequestSet
 from evalsuite.protocols.tokenization import Encoder
-from evalsuite.reports.records.run_folder import (
-    BenchmarkPlan,
+from evalsuite.reports.run import (
     DivergedStudent,
-    Plan,
-    read_plan,
+    Manifest,
+    is_run_folder,
+    read_environment,
     still_diverged,
-    write_plan,
+    write_manifest,
 )
 from evalsuite.tasks.benchmark import Benchmark
 from evalsuite.tasks.sources.data import source_name
@@ -63,14 +60,14 @@ def build_requests(
     trust_remote_code: bool = False,
     quiet: bool = False,
     pool: WorkerPool | None = None,
-) -> Index:
-    """Write plan, documents and requests of a run; existing requests are reused.
+) -> Manifest:
+    """Write manifest, documents and requests of a run; existing requests are reused.
 
     The workers of `pool` share the benchmarks. Without a pool, and for checkpoints that bring their own code,
     all are built in this process.
 
     Args:
-        diverged: students without a checkpoint, for the plan.
+        diverged: students without a checkpoint, for the manifest.
 
     Raises:
         RunFolderError: the folder holds a run of another suite or with other options.
@@ -78,18 +75,19 @@ def build_requests(
     """
     if pool is None or trust_remote_code:
         pool = WorkerPool()
-    registry = _other_checkpoints(run, checkpoints)
+    before = read_built(run) if is_run_folder(run) else None
+    new = {each.weights_id for each in checkpoints}
+    others = [each for each in before.checkpoints if each.weights_id not in new] if before else []
+    # The run's labels stay, while those of these checkpoints may change.
+    registry = CheckpointRegistry(others)
     checkpoints = [replace(each, label=registry.add(each)) for each in checkpoints]
-    # What an earlier call left out stays out: the requests of a run do not change.
-    resumed = index_path(run).is_file()
-    if resumed:
-        resolved = resolved.without(read_environment(run).get("left_out", {}))
-    before = read_index(run) if resumed else None
     if before is not None:
+        # What an earlier call left out stays out: the requests of a run do not change.
+        resolved = resolved.without(read_environment(run).get("left_out", {}))
         refuse_other_config(run, before, resolved)
     facts: dict[str, Any] = {}
     if before is None:
-        # Requests without an index come from an interrupted build.
+        # Requests without a manifest come from an interrupted build.
         loaded = load_documents(
             resolved, checkpoints, data_dir, skip_missing=skip_missing, strict=strict, pool=pool
         )
@@ -99,7 +97,7 @@ def build_requests(
             write_documents(documents_path(run, name), documents)
         cells = resolved.cells({name: len(documents) for name, documents in found.items()})
     else:
-        cells = before.cells
+        cells = cells_of(before)
         found = {cell.benchmark: read_documents(run, cell.benchmark) for cell in cells}
     counts = {
         (cell.benchmark, cell.protocol): count_documents(
@@ -107,8 +105,9 @@ def build_requests(
         )
         for cell in cells
     }
-    plan = make_plan(resolved, checkpoints, counts).model_copy(update={"diverged": tuple(diverged)})
-    plan = _merge_plan(run, plan, registry)
+    manifest = make_manifest(resolved, checkpoints, counts, diverged)
+    if before is not None:
+        manifest = _merged(run, before, manifest)
     for tokenizer, group in _by_tokenizer(checkpoints).items():
         missing = [
             cell for cell in cells if before is None or not requests_path(run, tokenizer, cell).is_file()
@@ -129,19 +128,8 @@ def build_requests(
     update_environment(
         run, data=source_name(data_dir), documents=hashes, seeds=_seeds(resolved, cells), **facts
     )
-    write_plan(run, plan)
-    index = make_index(resolved, checkpoints, cells)
-    if before is not None:
-        known = {checkpoint.weights_id for checkpoint in index.checkpoints}
-        others = tuple(each for each in before.checkpoints if each.weights_id not in known)
-        index = Index(
-            suite=index.suite,
-            config=index.config,
-            cells=index.cells,
-            checkpoints=others + index.checkpoints,
-        )
-    write_index(run, index)
-    return index
+    write_manifest(run, manifest)
+    return manifest
 
 
 def _seeds(resolved: ResolvedSuite, cells: Sequence[Cell]) -> dict[str, Any]:
@@ -154,48 +142,19 @@ def _seeds(resolved: ResolvedSuite, cells: Sequence[Cell]) -> dict[str, Any]:
     return {"documents": resolved.suite.seed, "responses": sampled}
 
 
-def _other_checkpoints(run: Path, checkpoints: Sequence[RunCheckpoint]) -> CheckpointRegistry:
-    """Return the registry of the run without `checkpoints`, which may change their labels."""
-    new = {each.weights_id for each in checkpoints}
-    indexed = read_index(run).checkpoints if index_path(run).is_file() else ()
-    registry = CheckpointRegistry(each for each in indexed if each.weights_id not in new)
-    # A killed build may have written the plan, but not the index.
-    planned = read_plan(run).checkpoints if (Path(run) / "plan.yaml").is_file() else ()
-    for each in planned:
-        if each.weights_id not in new:
-            registry.add(each)
-    return registry
-
-
-def _merge_plan(run: Path, plan: Plan, registry: CheckpointRegistry) -> Plan:
-    """Return the plan together with the checkpoints that the run already has."""
-    if not (Path(run) / "plan.yaml").is_file():
-        return plan
-    before = read_plan(run)
-    if _configuration(before) != _configuration(plan):
-        raise RunFolderError(
-            f"{run}: holds a run of suite {before.suite} with another configuration; choose another --out"
-        )
-    known = {checkpoint.weights_id for checkpoint in plan.checkpoints}
-    others = [
-        checkpoint.model_copy(update={"label": registry.labels[checkpoint.weights_id]})
-        for checkpoint in before.checkpoints
-        if checkpoint.weights_id not in known
-    ]
-    teachers = [each for each in (*others, *plan.checkpoints) if each.role == "teacher"]
+def _merged(run: Path, before: Manifest, new: Manifest) -> Manifest:
+    """Return the manifest together with the checkpoints that the run already has."""
+    known = new.labels
+    found = (*(each for each in before.checkpoints if each.weights_id not in known), *new.checkpoints)
+    teachers = [each for each in found if each.role == "teacher"]
     if len(teachers) > 1:
         raise RunFolderError(f"{run}: its teacher is {teachers[0].label}, not {teachers[1].label}")
-    ordered = sorted((*others, *plan.checkpoints), key=lambda each: each.role != "teacher")
-    diverged = still_diverged((*before.diverged, *plan.diverged), ordered)
-    changed = {"created": before.created, "checkpoints": tuple(ordered), "diverged": diverged}
-    return plan.model_copy(update=changed)
-
-
-def _configuration(plan: Plan) -> tuple[str, dict[str, BenchmarkPlan]]:
-    """Return what the plans of one run agree on; an older plan does not name cluster columns."""
-    return plan.suite, {
-        each.name: each.model_copy(update={"cluster_column": None}) for each in plan.benchmarks
-    }
+    return replace(
+        new,
+        created=before.created,
+        checkpoints=tuple(sorted(found, key=lambda each: each.role != "teacher")),
+        diverged=still_diverged((*before.diverged, *new.diverged), found),
+    )
 
 
 def _documents_hash(documents: Sequence[Document]) -> str:
@@ -340,11 +299,11 @@ def make_harness(
     return GenerationBenchmark(benchmark, documents, num_fewshot=num_fewshot, examples=examples)
 
 
-def load_harness(run: Path, index: Index, cell: Cell, *, trust_remote_code: bool = False) -> Harness:
+def load_harness(run: Path, manifest: Manifest, cell: Cell, *, trust_remote_code: bool = False) -> Harness:
     """Return the harness adapter of one cell for scoring, from the run folder alone.
 
     Scoring uses no few-shot examples, so neither their data nor the network is needed.
     """
-    documents = cell_documents(read_documents(run, cell.benchmark), cell, index.config["seed"])
-    benchmark = benchmarks_in(index)[cell.benchmark]
+    documents = cell_documents(read_documents(run, cell.benchmark), cell, manifest.config["seed"])
+    benchmark = benchmarks_in(manifest)[cell.benchmark]
     return make_harness(benchmark, cell.protocol, documents, trust_remote_code=trust_remote_code)

@@ -1,18 +1,16 @@
 """Checkpoints of a run: labels, roles, tokenizers and lengths, read without their weights."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-from evalsuite.evaluation.run_paths import CheckpointRef
 from evalsuite.foundation import CheckpointError, ConfigError, DataError, content_hash, read_json
 from evalsuite.foundation.context_limits import ContextLimit
+from evalsuite.foundation.typed import from_json
 from evalsuite.models.checkpoints.location import FAILED
 from evalsuite.models.checkpoints.tokenizers import tokenizer_parts
-
-if TYPE_CHECKING:
-    from evalsuite.reports.records.run_folder import DivergedStudent
+from evalsuite.reports.run import Checkpoint, DivergedStudent
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,14 +33,17 @@ class RunCheckpoint:
     """File of its loss curve, if it has one."""
 
     @property
-    def ref(self) -> CheckpointRef:
-        """How the request index names it."""
-        return CheckpointRef(
+    def described(self) -> Checkpoint:
+        """How the manifest names it."""
+        return Checkpoint(
             label=self.label,
-            path=self.path,
             weights_id=self.weights_id,
-            tokenizer=self.tokenizer_id,
+            role="teacher" if self.role == "teacher" else "student",
+            path=self.path,
+            parameters=self.parameters,
             positions=self.max_length,
+            tokenizer=self.tokenizer_id,
+            lineage=self.lineage,
         )
 
     def limit(self, max_length: int | None) -> ContextLimit:
@@ -51,7 +52,7 @@ class RunCheckpoint:
 
 
 class NamedCheckpoint(Protocol):
-    """What a label follows from: `RunCheckpoint`, an entry of the request index, or one of the plan."""
+    """What a label follows from: `RunCheckpoint`, or a checkpoint of the manifest."""
 
     @property
     def label(self) -> str:
@@ -156,7 +157,7 @@ def describe_checkpoints(
     return found
 
 
-def diverged_students(paths: Sequence[str]) -> "list[DivergedStudent]":
+def diverged_students(paths: Sequence[str]) -> list[DivergedStudent]:
     """Return the students below `paths` that diverged in training, as `distill` has noted them.
 
     Args:
@@ -168,17 +169,11 @@ def diverged_students(paths: Sequence[str]) -> "list[DivergedStudent]":
     notes = {note: None for path in paths for note in _notes_of_divergence(path)}
     if not notes:
         return []
-    from evalsuite.foundation.strict import parse
-    from evalsuite.reports.records.run_folder import DivergedStudent
-
     try:
-        found = {note: parse(read_json(note), DivergedStudent, str(note)) for note in notes}
-    except (DataError, ConfigError) as error:
+        found = {note: from_json(read_json(note), DivergedStudent, str(note)) for note in notes}
+    except DataError as error:
         raise CheckpointError(f"a student's note of divergence cannot be read: {error}") from error
-    return [
-        student.model_copy(update={"path": str(note.parent.parent / student.label)})
-        for note, student in found.items()
-    ]
+    return [replace(student, path=str(note.parent.parent / student.label)) for note, student in found.items()]
 
 
 def _notes_of_divergence(path: str) -> list[Path]:

@@ -6,12 +6,13 @@ from typing import Any
 
 from evalsuite.evaluation.build import fewshot_examples
 from evalsuite.evaluation.checkpoints import tokenizer_id
-from evalsuite.evaluation.run_paths import index_path, read_index, read_requests
+from evalsuite.evaluation.run_paths import cells_of, read_built, read_requests
 from evalsuite.foundation import DataError, RunFolderError, locked, read_json, write_json
 from evalsuite.models.inference.requests import ScoreRequest
 from evalsuite.models.inference.settling import HALF_TOLERANCE, TOLERANCES, Tolerance
 from evalsuite.protocols.loglikelihood import LogLikelihoodBenchmark
 from evalsuite.protocols.tokenization import Encoder
+from evalsuite.reports.run import FILE, is_run_folder
 from evalsuite.tasks.benchmark import load_benchmark
 from evalsuite.tasks.sources.documents import documents, sample_documents
 
@@ -26,10 +27,10 @@ def sample_run_requests(run: Path, tokenizer: Any, count: int) -> list[ScoreRequ
         RunFolderError: the run has no requests, or none for this tokenizer.
         DataError: the run has no multiple-choice benchmark.
     """
-    index, name = read_index(run), tokenizer_id(tokenizer)
-    if name not in {ref.tokenizer for ref in index.checkpoints}:
+    manifest, name = read_built(run), tokenizer_id(tokenizer)
+    if name not in {each.tokenizer for each in manifest.checkpoints}:
         raise RunFolderError(f"{run}: no requests for this checkpoint's tokenizer; run it there first")
-    cells = [cell for cell in index.cells if cell.protocol == "loglikelihood"]
+    cells = [cell for cell in cells_of(manifest) if cell.protocol == "loglikelihood"]
     found = [
         request
         for cell in cells
@@ -115,8 +116,8 @@ def write_findings(run: Path, findings: dict[str, Any]) -> Path:
     Raises:
         RunFolderError: `run` is no run folder, or cannot be written.
     """
-    if not index_path(run).is_file() and not (Path(run) / "plan.yaml").is_file():
-        raise RunFolderError(f"{run}: not a run folder (no plan.yaml), so there is no place for doctor.json")
+    if not is_run_folder(run):
+        raise RunFolderError(f"{run}: not a run folder (no {FILE}), so there is no place for doctor.json")
     path = Path(run) / "doctor.json"
     with locked(path.with_name(f".{path.name}.lock")):
         known = read_json(path)["checkpoints"] if path.is_file() else []

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import evalsuite
-from evalsuite.foundation import DataError, RunFolderError, read_json, write_json
+from evalsuite.foundation import RunFolderError
+from evalsuite.reports.run import read_environment, write_environment
 
 PACKAGES = (
     "torch",
@@ -28,23 +29,9 @@ PACKAGES = (
 )
 
 
-def environment_path(run: Path) -> Path:
-    """Return the path of the file."""
-    return Path(run) / "environment.json"
-
-
-def read_environment(run: Path) -> dict[str, Any]:
-    """Read the file; empty if there is none yet. Raises DataError for a file that holds no object."""
-    path = environment_path(run)
-    facts = read_json(path) if path.is_file() else {}
-    if not isinstance(facts, dict):
-        raise DataError(f"{path}: expected an object, found {type(facts).__name__}")
-    return facts
-
-
 def update_environment(run: Path, **facts: Any) -> None:
     """Merge facts into the file, along with current versions and hardware."""
-    write_json(environment_path(run), read_environment(run) | describe_machine() | facts)
+    write_environment(run, read_environment(run) | describe_machine() | facts)
 
 
 def describe_machine() -> dict[str, Any]:

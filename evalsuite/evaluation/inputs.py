@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from evalsuite.config import RunConfig
-from evalsuite.evaluation.environment import read_environment
-from evalsuite.evaluation.run_paths import Index, index_path, read_index
+from evalsuite.evaluation.run_paths import read_built
 from evalsuite.foundation import ConfigError, RunFolderError
 from evalsuite.models.checkpoints.location import locate_here
+from evalsuite.reports.run import Manifest, is_run_folder, read_environment
 
 
 def check_inputs(config: RunConfig, checkpoints: Sequence[str]) -> None:
@@ -26,7 +26,7 @@ def check_inputs(config: RunConfig, checkpoints: Sequence[str]) -> None:
     Raises:
         ConfigError: an unknown suite or benchmark, or an invalid file.
         CheckpointError: no checkpoint lies at a path.
-        DataError: a missing data folder, or an invalid request index.
+        DataError: a missing data folder, or an invalid request manifest.
         RunFolderError: without the build phase: no requests, or those of another suite.
     """
     # Executors may load a checkpoint of a built run on a machine that is not this one.
@@ -34,9 +34,9 @@ def check_inputs(config: RunConfig, checkpoints: Sequence[str]) -> None:
     if "build" in config.phases:
         _check_new_suite(config)
     else:
-        index = read_index(Path(config.out))
-        _check_built_suite(config, index)
-        elsewhere = {ref.path for ref in index.checkpoints}
+        manifest = read_built(Path(config.out))
+        _check_built_suite(config, manifest)
+        elsewhere = {each.path for each in manifest.checkpoints}
     for path in (config.teacher, *checkpoints):
         if path is not None and path not in elsewhere:
             locate_here(path)
@@ -50,11 +50,11 @@ def _check_new_suite(config: RunConfig) -> None:
     entries = resolve(load_suite(config.suite), near=suite_folder(config.suite))
     reads_data = not config.skip_missing and any(benchmark.subject_sources for _, benchmark in entries)
     # A run that is resumed has its documents.
-    if reads_data and not index_path(Path(config.out)).is_file():
+    if reads_data and not is_run_folder(Path(config.out)):
         open_source(config.data)
 
 
-def _check_built_suite(config: RunConfig, index: Index) -> None:
+def _check_built_suite(config: RunConfig, manifest: Manifest) -> None:
     """Refuse a suite that is not the one of the run.
 
     The infer phase compares names only: it runs without the packages that read a suite.
@@ -68,10 +68,10 @@ def _check_built_suite(config: RunConfig, index: Index) -> None:
         environment = read_environment(out)
         built = environment.get("config", {}).get("build", {}).get("limit")
         limit = config.limit if config.limit is not None else built
-        check_suite(config.suite, index, environment.get("left_out", {}), out, limit=limit)
-    elif (name := _suite_name(config.suite)) != index.suite:
+        check_suite(config.suite, manifest, environment.get("left_out", {}), out, limit=limit)
+    elif (name := _suite_name(config.suite)) != manifest.suite:
         raise RunFolderError(
-            f"{out}: holds a run of suite {index.suite}, not {name}; name that suite or none, or choose "
+            f"{out}: holds a run of suite {manifest.suite}, not {name}; name that suite or none, or choose "
             "another --out"
         )
 

@@ -15,8 +15,9 @@ from evalsuite.evaluation.checkpoints import expand_folders
 from evalsuite.evaluation.inputs import check_inputs
 from evalsuite.evaluation.processes.background import Background, Calls, Here
 from evalsuite.evaluation.processes.workers import WorkerPool, pays_off, start_importing
-from evalsuite.evaluation.run_paths import Cell, index_path, read_index
+from evalsuite.evaluation.run_paths import Cell, read_built
 from evalsuite.foundation.tracking import Tracker, open_tracker
+from evalsuite.reports.run import is_run_folder
 
 if TYPE_CHECKING:
     from evalsuite.evaluation.checkpoints import RunCheckpoint
@@ -80,8 +81,8 @@ class HarnessPhases:
         out = Path(config.out)
         curves = read_curves({each.weights_id: each.training for each in described})
         resolved = resolve_suite(config.suite, described, limit=config.limit, max_length=config.max_length)
-        before = read_index(out).labels if index_path(out).is_file() else {}
-        index = build_requests(
+        before = read_built(out).labels if is_run_folder(out) else {}
+        manifest = build_requests(
             out,
             resolved,
             described,
@@ -93,8 +94,8 @@ class HarnessPhases:
             quiet=config.quiet,
             pool=self._pool,
         )
-        rename_curves(out, before, index.labels)
-        write_curves(out, {index.labels[weights_id]: data for weights_id, data in curves.items()})
+        rename_curves(out, before, manifest.labels)
+        write_curves(out, {manifest.labels[weights_id]: data for weights_id, data in curves.items()})
 
     def prepare_score(self) -> None:
         """Import what `score` needs, for a process that has nothing else to do."""
@@ -103,7 +104,6 @@ class HarnessPhases:
 
     def score(self, config: RunConfig) -> ScoreResult:
         """Score the responses of a run. Raises as `evalsuite.evaluation.evaluate`."""
-        from evalsuite.evaluation.registration import add_registered_to_plan
         from evalsuite.evaluation.score import score
         from evalsuite.reports.records.score_table import write_scores
 
@@ -113,11 +113,10 @@ class HarnessPhases:
             from evalsuite.evaluation.shards.merge import merge_shards
 
             merged = merge_shards(out, [Path(each) for each in config.merge_shards])
-        add_registered_to_plan(out)
         with run_tracker(config) as tracker:
             missing = score(
                 out,
-                read_index(out),
+                read_built(out),
                 pool=self._pool,
                 trust_remote_code=config.trust_remote_code,
                 quiet=config.quiet,

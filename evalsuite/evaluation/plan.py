@@ -1,4 +1,4 @@
-"""Plan of a run: a suite with every default resolved against its benchmarks and tokenizers."""
+"""Manifest of a run: a suite with every default resolved against its benchmarks and tokenizers."""
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -9,20 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from evalsuite.evaluation.checkpoints import RunCheckpoint, check_max_length
-from evalsuite.evaluation.run_paths import Cell, Index
+from evalsuite.evaluation.run_paths import Cell
 from evalsuite.foundation import ConfigError, RunFolderError
 from evalsuite.foundation.chat_templates import check_template_arguments
 from evalsuite.foundation.context_limits import context_name
 from evalsuite.foundation.strict import parse
 from evalsuite.models.inference.requests import SamplingParams
 from evalsuite.protocols.prompt_text import chat_text
-from evalsuite.reports.records.run_folder import (
-    BenchmarkPlan,
-    CheckpointPlan,
-    HubDataset,
-    Plan,
-    ProtocolPlan,
-)
+from evalsuite.reports.run import FILE, DivergedStudent, HubDataset, Manifest, ProtocolSettings
+from evalsuite.reports.run import Benchmark as RunBenchmark
 from evalsuite.tasks.benchmark import Benchmark, SamplingSpec
 from evalsuite.tasks.recall import recall_numbers
 from evalsuite.tasks.sources.documents import Document
@@ -49,7 +44,6 @@ class ResolvedSuite:
         return {
             "seed": self.suite.seed,
             "chat_template": self.chat_template,
-            **({"max_length": self.max_length} if self.max_length is not None else {}),
             "entries": [
                 {
                     **_entry_config(entry),
@@ -153,13 +147,13 @@ def resolve_suite(
 
 
 def check_suite(
-    suite: str | Path, index: Index, left_out: Collection[str], run: Path, *, limit: int | None = None
+    suite: str | Path, manifest: Manifest, left_out: Collection[str], run: Path, *, limit: int | None = None
 ) -> None:
     """Refuse a suite that is not the one that a run was built with: what is scored was settled there.
 
     Args:
         suite: a name or a YAML file.
-        index: of the run.
+        manifest: of the run.
         left_out: benchmarks of the suite that the run leaves out.
         run: the run folder, for messages.
         limit: documents per benchmark, which replaces every limit of the suite.
@@ -170,23 +164,22 @@ def check_suite(
     """
     resolved = resolve_suite(suite, [], limit=limit)
     if resolved.suite.chat_template == "auto":  # The tokenizers have decided.
-        resolved = replace(resolved, chat_template=index.config["chat_template"])
-    refuse_other_config(
-        run, index, replace(resolved, max_length=index.config.get("max_length")).without(left_out)
-    )
+        resolved = replace(resolved, chat_template=manifest.config["chat_template"])
+    refuse_other_config(run, manifest, replace(resolved, max_length=manifest.max_length).without(left_out))
 
 
-def refuse_other_config(run: Path, index: Index, resolved: ResolvedSuite) -> None:
-    """Raise RunFolderError, which names the first difference, unless a suite is the one of a run's index."""
-    benchmarks = benchmarks_in(index)
+def refuse_other_config(run: Path, manifest: Manifest, resolved: ResolvedSuite) -> None:
+    """Raise RunFolderError, which names the first difference, unless a suite is the one of a run."""
+    benchmarks = benchmarks_in(manifest)
     entries = [
         {**entry, "benchmark": benchmarks[entry["benchmark"]["name"]].model_dump(mode="json")}
-        for entry in index.config["entries"]  # Of an earlier version, perhaps, which had fewer settings.
+        for entry in manifest.config["entries"]  # Of an earlier version, perhaps, which had fewer settings.
     ]
-    where = _difference({**index.config, "entries": entries}, resolved.config)
-    if where is not None or index.suite != resolved.suite.name:
+    built = {**manifest.config, "entries": entries, "max_length": manifest.max_length}
+    where = _difference(built, {**resolved.config, "max_length": resolved.max_length})
+    if where is not None or manifest.suite != resolved.suite.name:
         raise RunFolderError(
-            f"{run}: holds a run of suite {index.suite} with another configuration than "
+            f"{run}: holds a run of suite {manifest.suite} with another configuration than "
             f"{resolved.suite.location}{f' ({where})' if where else ''}; choose another --out, or repeat the "
             "same suite and options"
         )
@@ -253,32 +246,29 @@ def _check_template_arguments(
                 ) from error
 
 
-def make_plan(resolved: ResolvedSuite, checkpoints: Sequence[RunCheckpoint], counts: DocumentCounts) -> Plan:
-    """Return the plan that the reports read.
+def make_manifest(
+    resolved: ResolvedSuite,
+    checkpoints: Sequence[RunCheckpoint],
+    counts: DocumentCounts,
+    diverged: Sequence[DivergedStudent] = (),
+) -> Manifest:
+    """Return the manifest of a run.
 
     Args:
         resolved, checkpoints: what is evaluated.
         counts: documents of every benchmark under each of its protocols, see `count_documents`.
+        diverged: students without a checkpoint.
     """
-    return Plan(
+    return Manifest(
         suite=resolved.suite.name,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
         benchmarks=tuple(
-            _benchmark_plan(resolved, entry, benchmark, counts) for entry, benchmark in resolved.entries
+            _benchmark(resolved, entry, benchmark, counts) for entry, benchmark in resolved.entries
         ),
-        checkpoints=tuple(
-            CheckpointPlan(
-                label=each.label,
-                weights_id=each.weights_id,
-                role="teacher" if each.role == "teacher" else "student",
-                path=each.path,
-                parameters=each.parameters,
-                positions=each.max_length,
-                lineage=each.lineage,
-            )
-            for each in checkpoints
-        ),
+        checkpoints=tuple(each.described for each in checkpoints),
         max_length=resolved.max_length,
+        config=resolved.config,
+        diverged=tuple(diverged),
     )
 
 
@@ -288,17 +278,17 @@ def count_documents(documents: Sequence[Document]) -> int | dict[int, int]:
     return {context: contexts[context] for context in sorted(contexts)} if contexts else len(documents)
 
 
-def _benchmark_plan(
+def _benchmark(
     resolved: ResolvedSuite, entry: Entry, benchmark: Benchmark, counts: DocumentCounts
-) -> BenchmarkPlan:
-    protocols: dict[Any, ProtocolPlan] = {}
+) -> RunBenchmark:
+    protocols: dict[Any, ProtocolSettings] = {}
     for protocol in entry.protocols:
         documents = counts[benchmark.name, protocol]
         num_fewshot = entry.num_fewshot[protocol]
         if protocol == "loglikelihood":
             spec = benchmark.loglikelihood
             assert spec is not None
-            protocols[protocol] = ProtocolPlan(
+            protocols[protocol] = ProtocolSettings(
                 metric=spec.metric,
                 documents=documents,
                 direction=spec.direction,
@@ -311,7 +301,7 @@ def _benchmark_plan(
             how = benchmark.generation
             chat = "chat template" if resolved.chat_template else "plain text"
             templated = resolved.chat_template and how.prompt == "chat"
-            protocols[protocol] = ProtocolPlan(
+            protocols[protocol] = ProtocolSettings(
                 metric=how.metric,
                 documents=documents,
                 num_fewshot=num_fewshot,
@@ -324,7 +314,7 @@ def _benchmark_plan(
     own = [getattr(benchmark, protocol).chance for protocol in entry.protocols]
     # If the protocols differ, each score row carries its own chance level.
     chance = "per_document" if any(value is not None for value in own) else benchmark.chance
-    return BenchmarkPlan(
+    return RunBenchmark(
         name=benchmark.name,
         title=benchmark.title,
         category=benchmark.category,
@@ -353,17 +343,7 @@ def hub_dataset(benchmark: Benchmark) -> HubDataset | None:
     )
 
 
-def make_index(resolved: ResolvedSuite, checkpoints: Sequence[RunCheckpoint], cells: Sequence[Cell]) -> Index:
-    """Return the request index."""
-    return Index(
-        suite=resolved.suite.name,
-        config=resolved.config,
-        cells=tuple(cells),
-        checkpoints=tuple(each.ref for each in checkpoints),
-    )
-
-
-def benchmarks_in(index: Index) -> dict[str, Benchmark]:
-    """Return the benchmarks of an index, by name."""
-    found = [parse(entry["benchmark"], Benchmark, "requests/index.json") for entry in index.config["entries"]]
+def benchmarks_in(manifest: Manifest) -> dict[str, Benchmark]:
+    """Return the definitions of a run's benchmarks, by name."""
+    found = [parse(entry["benchmark"], Benchmark, FILE) for entry in manifest.config["entries"]]
     return {benchmark.name: benchmark for benchmark in found}

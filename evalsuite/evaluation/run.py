@@ -10,12 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from evalsuite.config import PHASES, RunConfig
 from evalsuite.evaluation.checkpoints import diverged_students, expand_folders
-from evalsuite.evaluation.environment import (
-    coverage_notices,
-    engine_notices,
-    read_environment,
-    update_environment,
-)
+from evalsuite.evaluation.environment import coverage_notices, engine_notices, update_environment
 from evalsuite.evaluation.inference.warm_up import prepare_workers, serves_any
 from evalsuite.evaluation.inputs import check_inputs
 from evalsuite.evaluation.phases import (
@@ -26,10 +21,11 @@ from evalsuite.evaluation.phases import (
     works_in_parallel,
 )
 from evalsuite.evaluation.processes.background import Calls
-from evalsuite.evaluation.run_paths import CheckpointRef, read_index, responses_folder
+from evalsuite.evaluation.run_paths import read_built, responses_folder, unread_of
 from evalsuite.executors import Executor, open_executor
 from evalsuite.foundation import locked
 from evalsuite.foundation.tracking import Tracker, check_tracker
+from evalsuite.reports.run import Checkpoint, read_environment
 
 if TYPE_CHECKING:
     from evalsuite.evaluation.inference.worker import EngineChoice, PreloadedEngine
@@ -163,7 +159,7 @@ def _run_phases(config: RunConfig, calls: Calls, executor: Executor) -> Summary:
     facts = read_environment(out)
     summary.partial, summary.left_out = facts.get("partial", {}), facts.get("left_out", {})
     diverged = {each.path: f"{each.why}; it is left out" for each in diverged_students(config.checkpoints)}
-    summary.notices = diverged | engine_notices(out, read_index(out).labels)
+    summary.notices = diverged | engine_notices(out, read_built(out).labels)
     return summary
 
 
@@ -193,7 +189,7 @@ def _run_locked(
             if "build" in config.phases:
                 calls.result()
             _take_scores(summary, calls.result())
-        summary.unread = read_index(out).unread
+        summary.unread = unread_of(read_built(out))
         update_environment(
             out,
             config=read_environment(out).get("config", {}) | {phase: config.record(phase)},
@@ -247,23 +243,24 @@ def _infer(
 ) -> None:
     from evalsuite.evaluation.inference.collect import infer
     from evalsuite.evaluation.inference.engines import select_checkpoints
-    from evalsuite.evaluation.registration import register_checkpoints, register_diverged
+    from evalsuite.evaluation.registration import register_checkpoints
     from evalsuite.models.engines import engine_type
 
+    manifest = read_built(out)
     if "build" not in config.phases:
-        register_checkpoints(out, read_index(out), checkpoints, trust_remote_code=config.trust_remote_code)
-        register_diverged(out, config.checkpoints)
-    index = read_index(out)
+        manifest = register_checkpoints(
+            out, manifest, checkpoints, config.checkpoints, trust_remote_code=config.trust_remote_code
+        )
     paths = [path for path in (config.teacher, *checkpoints) if path is not None]
-    selected: Sequence[CheckpointRef] = index.checkpoints
+    selected: Sequence[Checkpoint] = manifest.checkpoints
     if paths:
-        selected = select_checkpoints(index, paths, trust_remote_code=config.trust_remote_code)
+        selected = select_checkpoints(manifest, paths, trust_remote_code=config.trust_remote_code)
     for checkpoint in selected:
-        engine_type(config.engine, config.engine_args, index.limit(checkpoint).extension)
+        engine_type(config.engine, config.engine_args, manifest.limit(checkpoint).extension)
     with run_tracker(config) as tracker:
         done = infer(
             out,
-            index,
+            manifest,
             selected,
             _engine_choice(config),
             executor,

@@ -1,11 +1,10 @@
 """Files exchanged between the phases of a run, and their schema.
 
     documents/<benchmark>.jsonl                          documents, as rows of their source
-    requests/index.json                                  resolved suite and checkpoints; written last
     requests/<tokenizer>/<benchmark>.<protocol>.jsonl    requests as token ids
     responses/<fingerprint>.<verb>.jsonl                 see `evalsuite.models.inference.response_cache`
 
-`evalsuite.reports.records.run_folder` owns the files that the reports read. This module needs only the
+`evalsuite.reports.run` owns the manifest, which the build phase writes last. This module needs only the
 standard library and the request types, so that it also works on a GPU host without pydantic.
 """
 
@@ -15,25 +14,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from evalsuite.foundation import DataError, RunFolderError, read_json, read_jsonl, write_json, write_text
+from evalsuite.foundation import DataError, RunFolderError, read_jsonl, write_text
 from evalsuite.foundation.context_limits import ContextLimit, context_name
 from evalsuite.models.inference.requests import Request, SamplingParams
 from evalsuite.protocols.request_set import RequestSet
-
-SCHEMA = 2
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CheckpointRef:
-    """One checkpoint of a run, as the request index names it."""
-
-    label: str
-    path: str
-    weights_id: str
-    tokenizer: str
-    """Folder of its requests; checkpoints with equal tokenizers share it."""
-    positions: int | None = None
-    """Positions that its config states; None: it states none, or the index is older."""
+from evalsuite.reports.run import Checkpoint, Manifest, manifest_path, read_manifest
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,42 +46,60 @@ class Cell:
         return [request_set.generate_request(sampling, seed) for seed in self.seeds]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Index:
-    """Contents of `requests/index.json`."""
+def read_built(run: Path) -> Manifest:
+    """Read the manifest of a run whose requests are built.
 
-    suite: str
-    config: Mapping[str, Any]
-    """The resolved suite with its benchmarks; runs with equal configs have equal requests."""
-    cells: tuple[Cell, ...]
-    checkpoints: tuple[CheckpointRef, ...]
+    Raises:
+        RunFolderError: as `read_manifest`, or there are no requests.
+        DataError: as `read_manifest`, or the resolved suite is damaged.
+    """
+    manifest = read_manifest(run)
+    if not manifest.config:
+        raise RunFolderError(f"{run}: holds scores without requests; choose another --out to evaluate")
+    try:
+        _ = [cell.sampling_params for cell in cells_of(manifest)], unread_of(manifest)
+        if not isinstance(manifest.config["seed"], int):
+            raise TypeError("'seed' is not an integer")
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DataError(f"{manifest_path(run)}: 'config' is no resolved suite ({error!r})") from error
+    return manifest
 
-    @property
-    def labels(self) -> dict[str, str]:
-        """weights_id → label."""
-        return {each.weights_id: each.label for each in self.checkpoints}
 
-    def limit(self, checkpoint: CheckpointRef) -> ContextLimit:
-        """Return which contexts a checkpoint reads."""
-        return ContextLimit(checkpoint.positions, self.config.get("max_length"))
+def cells_of(manifest: Manifest) -> tuple[Cell, ...]:
+    """Return every benchmark of a run under each of its protocols, as its requests are built and scored."""
+    entries = {entry["benchmark"]["name"]: entry for entry in manifest.config["entries"]}
+    return tuple(
+        Cell(
+            benchmark=benchmark.name,
+            protocol=protocol,
+            documents=how.total,
+            sampling=entries[benchmark.name]["sampling"] if protocol == "generation" else None,
+            seeds=how.seeds,
+        )
+        for benchmark in manifest.benchmarks
+        for protocol, how in benchmark.protocols.items()
+    )
 
-    def num_rows(self, checkpoint: CheckpointRef, cell: Cell, documents: Sequence[Any]) -> int:
-        """Return the number of score rows of a checkpoint in a complete cell with these documents."""
-        limit = self.limit(checkpoint)
-        return len(cell.seeds) * sum(limit.reads(document.context) for document in documents)
 
-    @property
-    def unread(self) -> dict[str, dict[str, str]]:
-        """Label → contexts that the checkpoint is not evaluated on, by name, and why; without empty ones."""
-        found = {each.label: unread_contexts(self.config, self.limit(each)) for each in self.checkpoints}
-        return {label: contexts for label, contexts in found.items() if contexts}
+def num_rows(manifest: Manifest, checkpoint: Checkpoint, cell: Cell, documents: Sequence[Any]) -> int:
+    """Return the number of score rows of a checkpoint in a complete cell with these documents."""
+    limit = manifest.limit(checkpoint)
+    return len(cell.seeds) * sum(limit.reads(document.context) for document in documents)
+
+
+def unread_of(manifest: Manifest) -> dict[str, dict[str, str]]:
+    """Return label → contexts that the checkpoint is not evaluated on, and why; without empty ones."""
+    found = {
+        each.label: unread_contexts(manifest.config, manifest.limit(each)) for each in manifest.checkpoints
+    }
+    return {label: contexts for label, contexts in found.items() if contexts}
 
 
 def unread_contexts(config: Mapping[str, Any], limit: ContextLimit) -> dict[str, str]:
     """Return the contexts of a resolved suite that are beyond a limit, by name, and why.
 
     Args:
-        config: as `Index.config`.
+        config: as `Manifest.config`.
         limit: of a checkpoint.
     """
     return {
@@ -110,49 +113,6 @@ def unread_contexts(config: Mapping[str, Any], limit: ContextLimit) -> dict[str,
 def responses_folder(run: Path) -> Path:
     """Return the folder of a run's responses."""
     return Path(run) / "responses"
-
-
-def index_path(run: Path) -> Path:
-    """Return the path of the request index."""
-    return Path(run) / "requests" / "index.json"
-
-
-def write_index(run: Path, index: Index) -> None:
-    """Write the request index, atomically."""
-    write_json(index_path(run), {"schema": SCHEMA, **asdict(index)})
-
-
-def read_index(run: Path) -> Index:
-    """Read the request index.
-
-    Raises:
-        RunFolderError: no requests were built here, or by an evalsuite with another schema.
-        DataError: the file is not a request index.
-    """
-    path = index_path(run)
-    if not path.is_file():
-        raise RunFolderError(f"{run}: no requests were built here (no requests/index.json)")
-    value = read_json(path)
-    if not isinstance(value, dict):
-        raise DataError(f"{path}: not a request index, but a {type(value).__name__}")
-    schema = value.get("schema")
-    if schema != SCHEMA:
-        raise RunFolderError(
-            f"{path}: run folder of schema {schema!r}, this evalsuite reads schema {SCHEMA}; repeat "
-            "`evalsuite run` with a new --out"
-        )
-    try:
-        names = [entry["benchmark"]["name"] for entry in value["config"]["entries"]]
-        if not all(isinstance(each, str) for each in (value["suite"], *names)):
-            raise TypeError("suite and benchmarks must have names")
-        return Index(
-            suite=value["suite"],
-            config=value["config"],
-            cells=tuple(Cell(**{**cell, "seeds": tuple(cell["seeds"])}) for cell in value["cells"]),
-            checkpoints=tuple(CheckpointRef(**checkpoint) for checkpoint in value["checkpoints"]),
-        )
-    except (KeyError, TypeError) as error:
-        raise DataError(f"{path}: not a request index ({error!r})") from error
 
 
 def requests_path(run: Path, tokenizer: str, cell: Cell) -> Path:

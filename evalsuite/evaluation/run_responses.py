@@ -2,11 +2,11 @@
 
 from pathlib import Path
 
-from evalsuite.evaluation.environment import environment_path, read_environment
 from evalsuite.evaluation.run_paths import responses_folder
 from evalsuite.foundation import DataError
 from evalsuite.models.inference.response_cache import ResponseCache
 from evalsuite.models.inference.settling import rounding
+from evalsuite.reports.run import environment_path, read_environment
 
 
 def open_responses(run: Path) -> ResponseCache:

@@ -14,15 +14,15 @@ from typing import Any
 from uuid import uuid4
 
 from evalsuite.evaluation.build import Harness, load_harness
-from evalsuite.evaluation.environment import fingerprints, read_environment, update_environment
+from evalsuite.evaluation.environment import fingerprints, update_environment
 from evalsuite.evaluation.plan import benchmarks_in
 from evalsuite.evaluation.processes.workers import WorkerPool
 from evalsuite.evaluation.run_paths import (
     Cell,
-    CheckpointRef,
-    Index,
     cell_documents,
+    cells_of,
     documents_path,
+    num_rows,
     read_documents,
     read_requests,
     requests_path,
@@ -46,6 +46,7 @@ from evalsuite.reports.records.score_files import (
     score_paths,
     write_score_file,
 )
+from evalsuite.reports.run import Checkpoint, Manifest, read_environment
 from evalsuite.tasks.sources.assets import ensure_asset
 from evalsuite.tasks.sources.documents import Document
 
@@ -57,7 +58,7 @@ MIN_SPLIT_ROWS = 1_000
 
 def score(
     run: Path,
-    index: Index,
+    manifest: Manifest,
     *,
     pool: WorkerPool | None = None,
     trust_remote_code: bool = False,
@@ -70,7 +71,7 @@ def score(
     dependency, a limit of processor time): these are tried again.
 
     Args:
-        run, index: the run folder and its requests.
+        run, manifest: the run folder and its requests.
         pool: its workers share the cells; None scores them in this process.
         trust_remote_code: allow task files that are neither lm-eval's nor ours; they can run Python.
         quiet: no progress bar.
@@ -85,30 +86,30 @@ def score(
         RunFolderError: scores cannot be written, or a worker was killed; no file is ever half-written.
     """
     run, pool = Path(run), pool or WorkerPool()
-    benchmarks = benchmarks_in(index)
+    benchmarks = benchmarks_in(manifest)
     versions = {
         (cell.benchmark, cell.protocol): scorer_version(benchmarks[cell.benchmark], cell.protocol)
-        for cell in index.cells
+        for cell in cells_of(manifest)
     }
-    expected = [cell.documents * len(cell.seeds) * len(index.checkpoints) for cell in index.cells]
+    expected = [cell.documents * len(cell.seeds) * len(manifest.checkpoints) for cell in cells_of(manifest)]
     left = [
         max(0, count - _count_current(run, cell, versions[cell.benchmark, cell.protocol]))
-        for count, cell in zip(expected, index.cells, strict=True)
+        for count, cell in zip(expected, cells_of(manifest), strict=True)
     ]
     _record_versions(run, versions)
     workers = pool.size(sum(left))
-    scoring = _Scoring(run, index, versions, trust_remote_code, token=uuid4().hex)
+    scoring = _Scoring(run, manifest, versions, trust_remote_code, token=uuid4().hex)
     missing = 0
     with progress(total=sum(expected), what="score", unit="doc", quiet=quiet) as bar:
         if workers < 2:
             scorer = _RunScorer(scoring)
-            for cell in index.cells:
-                missing += scorer.score_cell(cell, index.checkpoints, bar.update)
+            for cell in cells_of(manifest):
+                missing += scorer.score_cell(cell, manifest.checkpoints, bar.update)
                 on_cell(cell)
             return missing
         tasks = [
             (_weight(cell) * count // shares, _Share(scoring, cell, number, shares))
-            for cell, count in zip(index.cells, left, strict=True)
+            for cell, count in zip(cells_of(manifest), left, strict=True)
             for shares in [workers if cell.sampling_params is not None and count >= MIN_SPLIT_ROWS else 1]
             for number in range(shares)
         ]
@@ -154,7 +155,7 @@ class _Scoring:
     """What the shares of one call of `score` have in common."""
 
     run: Path
-    index: Index
+    manifest: Manifest
     versions: Versions
     trust_remote_code: bool
     token: str
@@ -181,7 +182,7 @@ def _score_share(share: _Share) -> tuple[int, int]:
     if _scorer is None or _scorer.token != share.scoring.token:
         _scorer = _RunScorer(share.scoring)
     counts: list[int] = []
-    checkpoints = _scorer.index.checkpoints[share.number :: share.shares]
+    checkpoints = _scorer.manifest.checkpoints[share.number :: share.shares]
     missing = _scorer.score_cell(share.cell, checkpoints, counts.append)
     return sum(counts), missing
 
@@ -190,23 +191,23 @@ class _RunScorer:
     """Scores the cells of one run; responses are read once for all of them."""
 
     def __init__(self, scoring: _Scoring) -> None:
-        run, index = scoring.run, scoring.index
-        self.run, self.index, self.versions = run, index, scoring.versions
+        run, manifest = scoring.run, scoring.manifest
+        self.run, self.manifest, self.versions = run, manifest, scoring.versions
         self.trust_remote_code, self.token = scoring.trust_remote_code, scoring.token
         self.cache = open_responses(run)
         self.fingerprints = fingerprints(run)
-        self.benchmarks, self.data = benchmarks_in(index), read_environment(run).get("data")
+        self.benchmarks, self.data = benchmarks_in(manifest), read_environment(run).get("data")
 
     def score_cell(
-        self, cell: Cell, checkpoints: Sequence[CheckpointRef], advance: Callable[[int], object]
+        self, cell: Cell, checkpoints: Sequence[Checkpoint], advance: Callable[[int], object]
     ) -> int:
         """Bring the score files of one cell up to date, and return the number of missing responses."""
         column = self.benchmarks[cell.benchmark].cluster_column
-        documents, missing = _documents(self.run, cell, self.index.config["seed"], column), 0
+        documents, missing = _documents(self.run, cell, self.manifest.config["seed"], column), 0
         by_checkpoint = self._samples(cell, checkpoints, documents)
         harness: Harness | None = None
         for checkpoint, samples in zip(checkpoints, by_checkpoint, strict=True):
-            expected = self.index.num_rows(checkpoint, cell, documents)
+            expected = num_rows(self.manifest, checkpoint, cell, documents)
             missing += expected - len(samples)
             advance(len(cell.seeds) * len(documents) - expected)  # What it does not read counts as progress.
             fingerprint = self.fingerprints.get(checkpoint.weights_id, "")
@@ -226,7 +227,7 @@ class _RunScorer:
         return missing
 
     def _samples(
-        self, cell: Cell, checkpoints: Sequence[CheckpointRef], documents: Sequence[Document]
+        self, cell: Cell, checkpoints: Sequence[Checkpoint], documents: Sequence[Document]
     ) -> "Iterator[list[_Sample]]":
         """Yield, per checkpoint, the documents of a cell that it reads and whose responses are complete."""
         known: dict[str, list[tuple[RequestSet, list[list[Key]]]]] = {}
@@ -253,7 +254,7 @@ class _RunScorer:
                             f"{documents_path(self.run, cell.benchmark)}: has document {document.doc_id} "
                             f"where the requests have {request_set.doc_id}; build the requests again"
                         )
-            limit = self.index.limit(checkpoint)
+            limit = self.manifest.limit(checkpoint)
             for number, (request_set, groups) in enumerate(known[checkpoint.tokenizer]):
                 for seed, group in zip(cell.seeds, groups, strict=True):
                     if not limit.reads(request_set.context):
@@ -268,22 +269,22 @@ class _RunScorer:
     def _load_harness(self, cell: Cell) -> Harness:
         for asset in self.benchmarks[cell.benchmark].assets:
             ensure_asset(asset, self.data)
-        return load_harness(self.run, self.index, cell, trust_remote_code=self.trust_remote_code)
+        return load_harness(self.run, self.manifest, cell, trust_remote_code=self.trust_remote_code)
 
-    def _hash_inputs(self, cell: Cell, checkpoint: CheckpointRef, samples: "Sequence[_Sample]") -> str:
+    def _hash_inputs(self, cell: Cell, checkpoint: Checkpoint, samples: "Sequence[_Sample]") -> str:
         """Hash everything that the score rows are derived from."""
         fixed = {
             "schema": SCHEMA,
             "scorer": asdict(self.versions[cell.benchmark, cell.protocol]),
             "benchmark": self.benchmarks[cell.benchmark].model_dump(mode="json"),
             "cell": asdict(cell),
-            "seed": self.index.config["seed"],
+            "seed": self.manifest.config["seed"],
             "checkpoint": {name: getattr(checkpoint, name) for name in ("label", "weights_id", "tokenizer")}
             | {"path": ""},
             "documents": file_hash(documents_path(self.run, cell.benchmark)),
             "requests": file_hash(requests_path(self.run, checkpoint.tokenizer, cell)),
         }
-        if self.index.limit(checkpoint).extension is not None:
+        if self.manifest.limit(checkpoint).extension is not None:
             fixed["positions"] = checkpoint.positions
         digest = hashlib.sha256(canonical_json(fixed).encode())
         for sample in samples:
@@ -321,7 +322,7 @@ class _Sample:
 
     def __init__(
         self,
-        checkpoint: CheckpointRef,
+        checkpoint: Checkpoint,
         fingerprint: str,
         cell: Cell,
         number: int,

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from evalsuite.reports.records.merging import CellKey
-from evalsuite.reports.records.run_folder import BenchmarkPlan, ProtocolPlan
+from evalsuite.reports.run import Benchmark, ProtocolSettings
 from evalsuite.reports.statistics.seeds import seed_effect
 
 
@@ -13,7 +13,7 @@ from evalsuite.reports.statistics.seeds import seed_effect
 class Cell:
     """The scores of one benchmark under one protocol at one context."""
 
-    benchmark: BenchmarkPlan
+    benchmark: Benchmark
     protocol: str
     context: int | None
     seeds: tuple[int, ...]
@@ -55,7 +55,7 @@ class Cell:
         return len(self.documents) if self.clusters is None else int(self.clusters.max()) + 1
 
     @property
-    def plan(self) -> ProtocolPlan:
+    def plan(self) -> ProtocolSettings:
         """The plan of this benchmark under this protocol."""
         return self.benchmark.protocols[self.protocol]  # type: ignore[index]
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from evalsuite.reports.records.run_folder import CheckpointPlan
+from evalsuite.reports.run import Checkpoint
 
 TITLES_OF_OLD_LINEAGES = {
     "softmax": "softmax",
@@ -103,7 +103,7 @@ class Lineage:
         return f"{title} ({'' if mixer == 'sliding_window' else 'window '}{self.windows[mixer]})"
 
 
-def lineage_of(checkpoint: CheckpointPlan) -> Lineage:
+def lineage_of(checkpoint: Checkpoint) -> Lineage:
     """Read the lineage of a checkpoint."""
     raw = checkpoint.lineage
     recipe, teacher, selection = raw.get("recipe"), raw.get("teacher"), raw.get("selection")

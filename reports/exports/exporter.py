@@ -9,9 +9,9 @@ from typing import Protocol
 from evalsuite.foundation import DataError, content_hash
 from evalsuite.foundation.registry import Registry
 from evalsuite.reports.analysis.rows import BenchmarkRow
-from evalsuite.reports.records.run_folder import BenchmarkPlan, ProtocolPlan
 from evalsuite.reports.records.run_selection import RunSelection
 from evalsuite.reports.report import Report, build_report
+from evalsuite.reports.run import Benchmark, ProtocolSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +65,8 @@ class Measured:
     """One complete score of a checkpoint, with its plan."""
 
     row: BenchmarkRow
-    benchmark: BenchmarkPlan
-    how: ProtocolPlan
+    benchmark: Benchmark
+    how: ProtocolSettings
 
     @property
     def name(self) -> str:

@@ -40,12 +40,12 @@ def redact(report: Report) -> Report:
 def _subject(checkpoint: CheckpointEntry) -> CheckpointEntry:
     plan = checkpoint.plan
     update = {"path": last_components(plan.path), "lineage": last_components(plan.lineage)}
-    return replace(checkpoint, plan=plan.model_copy(update=update))
+    return replace(checkpoint, plan=replace(plan, **update))
 
 
 def _diverged(student: DivergedEntry) -> DivergedEntry:
     note = student.note
-    return replace(student, note=note.model_copy(update={"path": last_components(note.path)}))
+    return replace(student, note=replace(note, path=last_components(note.path)))
 
 
 def last_components(value: Any) -> Any:

@@ -32,10 +32,11 @@ def report_json(report: Report, tables: Sequence[Table[Any]] | None = None) -> d
             for plan, environment in zip(report.tensor.merged.plans, report.environments, strict=True)
         ],
         "checkpoints": [
-            {"label": s.label, "teacher": s.teacher, **s.plan.model_dump(mode="json", exclude={"label"})}
+            {"label": s.label, "teacher": s.teacher}
+            | {name: each for name, each in to_json(s.plan).items() if name not in ("label", "tokenizer")}
             for s in report.checkpoints
         ],
-        "benchmarks": [benchmark.model_dump(mode="json") for benchmark in report.benchmarks],
+        "benchmarks": [to_json(benchmark) for benchmark in report.benchmarks],
         "shared_requests": [
             {**to_json(each), "counts_once": each.counts_once} for each in report.tensor.counting.shared
         ],

@@ -10,7 +10,8 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from evalsuite.foundation import DataError
+from evalsuite.foundation import DataError, EvalsuiteError
+from evalsuite.reports.run import EARLIER, FILE, read_manifest
 
 _WRAPPED = re.compile(r"\.(json|jsonl|eval)([.~ (_-].*)?$", re.IGNORECASE)
 """Names of JSON and archives, with whatever a compressor, an editor or a download appended."""
@@ -66,7 +67,7 @@ class Format(NamedTuple):
         for file in files_below(path):
             if file in logs:
                 continue
-            if file.name == _PLAN:
+            if file.name in _MANIFESTS:
                 if not _is_imported(file):
                     raise DataError(
                         f"{file.parent}: a run folder among logs of {self.title}; pass it as another input"
@@ -87,22 +88,25 @@ class Format(NamedTuple):
                 )
 
 
-_PLAN = "plan.yaml"
+_MANIFESTS = (FILE, EARLIER[0])
+IMPORTED = "imported from "
+"""Start of the suite of a run folder that was written from logs."""
 
 
 def files_below(path: Path) -> Iterator[Path]:
     """Files below a folder in order, also through links to folders; hidden ones are skipped.
 
-    A run folder yields its plan alone: what it holds is its own. DataError: a folder cannot be listed.
+    A run folder yields its manifest alone: what it holds is its own. DataError: a folder cannot be listed.
     """
     seen: set[tuple[int, int]] = set()
     for folder, folders, files in os.walk(path, followlinks=True, onerror=_refuse_unread(path)):
         status = os.stat(folder)
         real = status.st_dev, status.st_ino
-        if real in seen or (Path(folder) != Path(path) and _PLAN in files):
+        manifest = next((name for name in _MANIFESTS if name in files), None)
+        if real in seen or (Path(folder) != Path(path) and manifest):
             folders.clear()
-            if real not in seen:
-                yield Path(folder, _PLAN)
+            if real not in seen and manifest:
+                yield Path(folder, manifest)
             seen.add(real)
             continue
         seen.add(real)
@@ -160,9 +164,9 @@ def _is_json(file: Path) -> bool:
     return True
 
 
-def _is_imported(plan: Path) -> bool:
+def _is_imported(manifest: Path) -> bool:
     """Whether a run folder was written from logs: reading these again repeats it."""
     try:
-        return re.search(r"^suite: '?imported from ", plan.read_text(), re.MULTILINE) is not None
-    except (OSError, ValueError):
+        return read_manifest(manifest.parent).suite.startswith(IMPORTED)
+    except EvalsuiteError:
         return False

@@ -17,16 +17,17 @@ from evalsuite.reports.imports.importer import (
     KnownBenchmark,
     Lookup,
 )
-from evalsuite.reports.records.run_folder import (
-    BenchmarkPlan,
-    CheckpointPlan,
-    Plan,
-    ProtocolPlan,
-    write_environment,
-    write_plan,
-)
+from evalsuite.reports.imports.listing import IMPORTED
 from evalsuite.reports.records.schema import ScoreRow
 from evalsuite.reports.records.score_files import ScoreFileInfo, ScorerVersion, write_score_file
+from evalsuite.reports.run import (
+    Benchmark,
+    Checkpoint,
+    Manifest,
+    ProtocolSettings,
+    write_environment,
+    write_manifest,
+)
 
 UNKNOWN = KnownBenchmark(title="", category="other")
 
@@ -139,7 +140,7 @@ def _refuse_repeats(logs: Sequence[_Read]) -> None:
             seen[key] = benchmark
 
 
-def _refuse_other_settings(logs: Sequence[_Read], plans: Sequence[Plan]) -> None:
+def _refuse_other_settings(logs: Sequence[_Read], plans: Sequence[Manifest]) -> None:
     """Refuse benchmarks of equal name that were evaluated in different ways."""
     seen: dict[tuple[str, str], tuple[ImportedBenchmark, dict[str, object]]] = {}
     for (log, benchmarks), plan in zip(logs, plans, strict=True):
@@ -163,9 +164,9 @@ def _refuse_other_settings(logs: Sequence[_Read], plans: Sequence[Plan]) -> None
                     )
 
 
-def _plan(read: _Read, lookup: Lookup) -> Plan:
+def _plan(read: _Read, lookup: Lookup) -> Manifest:
     log = read.log
-    plans: dict[str, BenchmarkPlan] = {}
+    plans: dict[str, Benchmark] = {}
     for benchmark in read.benchmarks:
         plan = _benchmark_plan(benchmark, lookup)
         if plan.name in plans:
@@ -174,22 +175,22 @@ def _plan(read: _Read, lookup: Lookup) -> Plan:
                 f"'{plan.name}' in reports; import one of them with --benchmark"
             )
         plans[plan.name] = plan
-    checkpoint = CheckpointPlan(
+    checkpoint = Checkpoint(
         label=log.label,
         weights_id=weights_id(log),
         role="student",
         path=log.path,
         parameters=log.parameters,
     )
-    return Plan(
-        suite=f"imported from {log.harness}",
+    return Manifest(
+        suite=f"{IMPORTED}{log.harness}",
         created=log.created,
         benchmarks=tuple(plans.values()),
         checkpoints=(checkpoint,),
     )
 
 
-def _benchmark_plan(benchmark: ImportedBenchmark, lookup: Lookup) -> BenchmarkPlan:
+def _benchmark_plan(benchmark: ImportedBenchmark, lookup: Lookup) -> Benchmark:
     itself = lookup(benchmark.name)
     known = itself or (lookup(benchmark.group) if benchmark.group else None) or UNKNOWN
     metric = _main_metric(benchmark, known)
@@ -197,7 +198,7 @@ def _benchmark_plan(benchmark: ImportedBenchmark, lookup: Lookup) -> BenchmarkPl
     chance = known.chance
     if known is UNKNOWN and any(sample.chance is not None for sample in benchmark.samples):
         chance = "per_document"
-    return BenchmarkPlan(
+    return Benchmark(
         name=_slug(benchmark.name) or content_hash(benchmark.name),
         title=itself.title if itself else benchmark.name,
         category=known.category,
@@ -208,7 +209,7 @@ def _benchmark_plan(benchmark: ImportedBenchmark, lookup: Lookup) -> BenchmarkPl
         recall=dict(known.recall),
         group_weight=benchmark.group_weights[0],
         protocols={
-            benchmark.protocol: ProtocolPlan(
+            benchmark.protocol: ProtocolSettings(
                 metric=metric,
                 documents=benchmark.documents,
                 direction="lower" if is_perplexity else "higher",
@@ -251,7 +252,7 @@ def _wrong(benchmark: ImportedBenchmark, metric: str) -> str | None:
     return None
 
 
-def _write(run: Path, read: _Read, plan: Plan) -> None:
+def _write(run: Path, read: _Read, plan: Manifest) -> None:
     log = read.log
     settings = {"harness": log.harness, "version": log.harness_version, **without_secrets(log.settings)}
     # Two logs that differ in what changes no number are of one checkpoint.
@@ -269,11 +270,11 @@ def _write(run: Path, read: _Read, plan: Plan) -> None:
         )
         write_score_file(run, rows, ScoreFileInfo(scorer=scorer, inputs="", rows=len(rows)))
     write_environment(run, {"imported": {"log": str(log.source), **settings}})
-    write_plan(run, plan)
+    write_manifest(run, plan)
 
 
 def _rows(
-    benchmark: ImportedBenchmark, planned: BenchmarkPlan, checkpoint: CheckpointPlan, fingerprint: str
+    benchmark: ImportedBenchmark, planned: Benchmark, checkpoint: Checkpoint, fingerprint: str
 ) -> list[ScoreRow]:
     how = planned.protocols[benchmark.protocol]
     is_perplexity = how.direction == "lower"

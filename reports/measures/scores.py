@@ -12,8 +12,8 @@ from evalsuite.reports.analysis.measures.informative import InformativeRow
 from evalsuite.reports.analysis.measures.letters import LetterRow
 from evalsuite.reports.analysis.rows import BenchmarkRow
 from evalsuite.reports.measure import MEASURES, Measure
-from evalsuite.reports.records.run_folder import BenchmarkPlan, ProtocolPlan
 from evalsuite.reports.report import Report
+from evalsuite.reports.run import Benchmark, ProtocolSettings
 from evalsuite.reports.table import Column, Table, Value, label_column, teacher_column, weights_column
 
 
@@ -22,7 +22,7 @@ class ScoreLine:
     """One cell of a checkpoint, with what else is known of it."""
 
     checkpoint: int
-    plan: BenchmarkPlan
+    plan: Benchmark
     protocol: str
     context: int | None
     status: str
@@ -38,7 +38,7 @@ class ScoreLine:
     """Named answers; None under log-likelihood and without choices."""
 
     @property
-    def how(self) -> ProtocolPlan:
+    def how(self) -> ProtocolSettings:
         """The plan of the protocol."""
         return self.plan.protocols[self.protocol]  # type: ignore[index]  # the keys are the protocol names
 

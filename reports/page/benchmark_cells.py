@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from evalsuite.reports import formatting
 from evalsuite.reports.analysis.rows import BenchmarkRow, DropRow
 from evalsuite.reports.analysis.scopes import ALL, INFORMATIVE
-from evalsuite.reports.records.run_folder import BenchmarkPlan
 from evalsuite.reports.report import Report
+from evalsuite.reports.run import Benchmark
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ NOTHING = BenchmarkCell(formatting.NOTHING, "", "none", "", "", None)
 class BenchmarkColumn:
     """One benchmark under one protocol."""
 
-    benchmark: BenchmarkPlan
+    benchmark: Benchmark
     protocol: str
     hint: str
     is_informative: bool
@@ -94,7 +94,7 @@ def benchmark_columns(report: Report) -> list[BenchmarkColumn]:
 def _cell(
     report: Report,
     checkpoint: int,
-    benchmark: BenchmarkPlan,
+    benchmark: Benchmark,
     protocol: str,
     rows: list[BenchmarkRow],
     found: DropRow | None,
@@ -127,7 +127,7 @@ def _perplexity_cell(row: BenchmarkRow, found: DropRow | None, key: str) -> Benc
     return BenchmarkCell(level, change, found.kind, key, hint, sort)
 
 
-def _hint(benchmark: BenchmarkPlan, protocol: str) -> str:
+def _hint(benchmark: Benchmark, protocol: str) -> str:
     how = benchmark.protocols[protocol]  # type: ignore[index]
     if how.direction == "lower":
         return f"log-perplexity per {(how.units or 'document').rstrip('s')}, lower is better"

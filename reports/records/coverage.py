@@ -95,7 +95,7 @@ def refuse_more_than_planned(
     for checkpoint in np.flatnonzero(counts > planned).tolist():
         place = "" if context is None else f" at {context:,} tokens"
         raise DataError(
-            f"plan.yaml: benchmark '{source.benchmark.name}'{place} has {planned:,} documents, but "
+            f"run.json: benchmark '{source.benchmark.name}'{place} has {planned:,} documents, but "
             f"'{checkpoints[checkpoint].label}' has {source.protocol_title} score rows of "
             f"{counts[checkpoint]:,}: "
             "the runs sampled different documents, or the plan is of another run; compare them separately"

@@ -10,19 +10,19 @@ from evalsuite.foundation import ConfigError, DataError
 from evalsuite.foundation.context_limits import ContextLimit
 from evalsuite.foundation.taxonomy import Protocol
 from evalsuite.reports.records.names import Named, digits, find, fits, unique_labels
-from evalsuite.reports.records.run_folder import (
-    BenchmarkPlan,
-    CheckpointPlan,
-    DivergedStudent,
-    Plan,
-    ProtocolPlan,
-    UnplannedCells,
-    read_environment,
-    read_plan,
-    still_diverged,
-)
 from evalsuite.reports.records.run_selection import RunSelection
 from evalsuite.reports.records.score_files import score_paths, scored_checkpoints
+from evalsuite.reports.run import (
+    Benchmark,
+    Checkpoint,
+    DivergedStudent,
+    Manifest,
+    ProtocolSettings,
+    UnplannedCells,
+    read_environment,
+    read_manifest,
+    still_diverged,
+)
 
 CellKey = tuple[str, str, int | None]
 """Benchmark, protocol, context."""
@@ -32,7 +32,7 @@ CellKey = tuple[str, str, int | None]
 class CheckpointEntry:
     """One checkpoint of a report."""
 
-    plan: CheckpointPlan
+    plan: Checkpoint
     label: str
     """Unique in the report."""
     teacher: int | None
@@ -61,7 +61,7 @@ class CheckpointEntry:
         """Those of its score rows, sorted."""
         return tuple(sorted({fingerprint for _, fingerprint in self.members if fingerprint}))
 
-    def has(self, run: int, checkpoint: CheckpointPlan) -> bool:
+    def has(self, run: int, checkpoint: Checkpoint) -> bool:
         """Whether a checkpoint of a run's plan is, or is part of, this one."""
         return (
             run in self.runs
@@ -99,8 +99,8 @@ class MergedPlan:
     """The merged plans of all runs of a report."""
 
     runs: tuple[Path, ...]
-    plans: tuple[Plan, ...]
-    benchmarks: tuple[BenchmarkPlan, ...]
+    plans: tuple[Manifest, ...]
+    benchmarks: tuple[Benchmark, ...]
     checkpoints: tuple[CheckpointEntry, ...]
     """Teachers first, each followed by its students; those without a teacher last."""
     warnings: tuple[str, ...]
@@ -130,21 +130,21 @@ class MergedPlan:
             if (checkpoint, key) not in planned
         }
 
-    def as_plan(self) -> Plan:
-        """Return the one plan of a run folder that holds what all runs have of these checkpoints.
+    def as_manifest(self) -> Manifest:
+        """Return the one manifest of a run folder that holds what all runs have of these checkpoints.
 
         Raises:
-            DataError: one plan cannot say it.
+            DataError: one manifest cannot say it.
         """
         suites = dict.fromkeys(name for plan in self.plans for name in plan.suite.split(" + "))
         checkpoints = list(map(self._planned, self.checkpoints))
-        plan = Plan(
+        plan = Manifest(
             suite=" + ".join(suites),
             created=max(plan.created for plan in self.plans),
             benchmarks=self.benchmarks,
             checkpoints=tuple(checkpoints),
             max_length=max((plan.max_length for plan in self.plans if plan.max_length), default=None),
-            diverged=tuple(each.note.model_copy(update={"label": each.label}) for each in self.diverged),
+            diverged=tuple(replace(each.note, label=each.label) for each in self.diverged),
             unplanned=self._unplanned(),
         )
         alone = [
@@ -165,7 +165,7 @@ class MergedPlan:
             )
         return plan
 
-    def _planned(self, entry: CheckpointEntry) -> CheckpointPlan:
+    def _planned(self, entry: CheckpointEntry) -> Checkpoint:
         """How the plan of all runs describes a checkpoint."""
         weights = [each.plan.weights_id for each in self.checkpoints]
         several = len(entry.fingerprints) > 1 or weights.count(entry.plan.weights_id) > 1
@@ -175,7 +175,7 @@ class MergedPlan:
             "fingerprints": entry.fingerprints if several else (),
             "compared_with": teacher.label if teacher and weights.count(teacher.plan.weights_id) > 1 else "",
         }
-        return entry.plan.model_copy(update=update)
+        return replace(entry.plan, **update)
 
     def _unplanned(self) -> tuple[UnplannedCells, ...]:
         planned = {(who, key) for who, key, _ in self._cells()}
@@ -221,7 +221,7 @@ def merge_plans(runs: Sequence[Path], selection: RunSelection | None = None) -> 
     selection = selection or RunSelection()
     if not runs:
         raise ConfigError("no run folders given")
-    plans = tuple(read_plan(run) for run in runs)
+    plans = tuple(read_manifest(run) for run in runs)
     warnings: list[str] = []
     benchmarks = _merge_benchmarks(runs, plans, warnings)
     checkpoints, diverged = _merge_checkpoints(runs, plans, selection.same, warnings)
@@ -241,9 +241,9 @@ def merge_plans(runs: Sequence[Path], selection: RunSelection | None = None) -> 
 
 
 def _merge_benchmarks(
-    runs: Sequence[Path], plans: Sequence[Plan], warnings: list[str]
-) -> tuple[BenchmarkPlan, ...]:
-    merged: dict[str, BenchmarkPlan] = {}
+    runs: Sequence[Path], plans: Sequence[Manifest], warnings: list[str]
+) -> tuple[Benchmark, ...]:
+    merged: dict[str, Benchmark] = {}
     source: dict[str, Path] = {}
     for run, plan in zip(runs, plans, strict=True):
         for benchmark in plan.benchmarks:
@@ -262,19 +262,18 @@ def _merge_benchmarks(
                 seen = protocols.get(name)
                 protocols[name] = _merge_protocols(benchmark.name, seen, protocol, run, warnings)
             contexts = tuple(sorted({*known.contexts, *benchmark.contexts}))
-            merged[benchmark.name] = known.model_copy(
-                update={
-                    "protocols": protocols,
-                    "contexts": contexts,
-                    "cluster_column": known.cluster_column or benchmark.cluster_column,
-                }
+            merged[benchmark.name] = replace(
+                known,
+                protocols=protocols,
+                contexts=contexts,
+                cluster_column=known.cluster_column or benchmark.cluster_column,
             )
     return tuple(merged.values())
 
 
 def _merge_protocols(
-    benchmark: str, known: ProtocolPlan | None, new: ProtocolPlan, run: Path, warnings: list[str]
-) -> ProtocolPlan:
+    benchmark: str, known: ProtocolSettings | None, new: ProtocolSettings, run: Path, warnings: list[str]
+) -> ProtocolSettings:
     if known is None:
         return new
     for field in ("metric", "direction", "units", "num_fewshot", "sampling"):
@@ -286,32 +285,32 @@ def _merge_protocols(
         if one and other and one != other:
             place = "" if context is None else f" at {context:,} tokens"
             warnings.append(
-                f"{run}/plan.yaml: benchmark '{benchmark}'{place} has {other:,} documents, {one:,} in an "
+                f"{run}/run.json: benchmark '{benchmark}'{place} has {other:,} documents, {one:,} in an "
                 f"earlier run; a cell is complete with {counts[context]:,}."
             )
     documents = counts[None] if None in counts else {c: n for c, n in counts.items() if c is not None}
     seeds = tuple(sorted({*known.seeds, *new.seeds}))
-    return known.model_copy(update={"seeds": seeds, "documents": documents})
+    return replace(known, seeds=seeds, documents=documents)
 
 
 def _must_agree(
     benchmark: str,
     field: str,
-    one: BenchmarkPlan | ProtocolPlan,
-    other: BenchmarkPlan | ProtocolPlan,
+    one: Benchmark | ProtocolSettings,
+    other: Benchmark | ProtocolSettings,
     first: Path | str,
     second: Path,
 ) -> None:
     a, b = getattr(one, field), getattr(other, field)
     if a != b:
         raise DataError(
-            f"{second}/plan.yaml: benchmark '{benchmark}' has {field} {b!r}, but {a!r} in {first}: "
+            f"{second}/run.json: benchmark '{benchmark}' has {field} {b!r}, but {a!r} in {first}: "
             "the runs cannot be merged; compare them separately"
         )
 
 
 def _merge_checkpoints(
-    runs: Sequence[Path], plans: Sequence[Plan], same: Sequence[str], warnings: list[str]
+    runs: Sequence[Path], plans: Sequence[Manifest], same: Sequence[str], warnings: list[str]
 ) -> tuple[list[CheckpointEntry], list[DivergedEntry]]:
     """Every checkpoint of the plans once, and every student that has none, under unique labels."""
     parts = [part for number, plan in enumerate(plans) for part in _parts(number, runs[number], plan)]
@@ -335,7 +334,7 @@ def _merge_checkpoints(
     return _labelled(found, lost, facts) if same else (found, lost)
 
 
-def _parts(number: int, run: Path, plan: Plan) -> Iterator[CheckpointEntry]:
+def _parts(number: int, run: Path, plan: Manifest) -> Iterator[CheckpointEntry]:
     """The checkpoints of one run, by fingerprint: no answer counts for a checkpoint of another one."""
     paths = [
         path for benchmark, protocol in plan.cells() for path in score_paths(run, benchmark.name, protocol)
@@ -408,7 +407,7 @@ def _declared(found: list[CheckpointEntry], declaration: str) -> list[Checkpoint
         raise ConfigError(f"{where}: LABEL=NAME,NAME gives several checkpoints one label")
     entry = _joined([found[i] for i in chosen])
     label = label if is_list else entry.plan.label
-    entry = replace(entry, plan=entry.plan.model_copy(update={"label": label}), names=(*entry.names, label))
+    entry = replace(entry, plan=replace(entry.plan, label=label), names=(*entry.names, label))
     kept = [each for i, each in enumerate(found) if i not in chosen]
     kept.insert(min(chosen), entry)
     return kept
@@ -475,7 +474,7 @@ def _texts(facts: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _with_role(entry: CheckpointEntry, role: Literal["teacher", "student"]) -> CheckpointEntry:
-    return replace(entry, plan=entry.plan.model_copy(update={"role": role}))
+    return replace(entry, plan=replace(entry.plan, role=role))
 
 
 def _only(entries: tuple[CheckpointEntry, ...], chosen: set[int]) -> tuple[CheckpointEntry, ...]:
@@ -488,7 +487,7 @@ def _only(entries: tuple[CheckpointEntry, ...], chosen: set[int]) -> tuple[Check
     )
 
 
-def stated_teacher(checkpoint: CheckpointPlan) -> str | None:
+def stated_teacher(checkpoint: Checkpoint) -> str | None:
     """The weights_id of the teacher in a checkpoint's lineage, if stated."""
     stated = checkpoint.lineage.get("teacher")
     if isinstance(stated, dict):

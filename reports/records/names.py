@@ -1,11 +1,11 @@
 """Names of checkpoints: whoever takes one asks here, so that a name that fits several is never guessed."""
 
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from evalsuite.foundation import ConfigError, nearest
+from evalsuite.reports.run import place
 
 
 class Named(Protocol):
@@ -35,16 +35,7 @@ class Name:
 
 def fits(name: str, named: Named) -> bool:
     """Whether a checkpoint is called so."""
-    return name in (named.label, *named.names) or _place(name) in map(_place, named.paths)
-
-
-def same_path(one: str, other: str) -> bool:
-    """Whether two paths lead to one place; no path leads nowhere."""
-    return bool(one and other) and _place(one) == _place(other)
-
-
-def _place(path: str) -> str:
-    return os.path.abspath(os.path.expanduser(path)) if path else ""
+    return name in (named.label, *named.names) or place(name) in map(place, named.paths)
 
 
 def find(name: str, known: Sequence[Named], where: str) -> int:

@@ -15,9 +15,9 @@ from evalsuite.foundation import DataError
 from evalsuite.foundation.taxonomy import PROTOCOL_TITLES, names_answer
 from evalsuite.reports.records.merging import CheckpointEntry, MergedPlan
 from evalsuite.reports.records.reading import NO_CHOICE, NO_CONTEXT, read_score_files
-from evalsuite.reports.records.run_folder import BenchmarkPlan, ProtocolPlan
 from evalsuite.reports.records.run_selection import RunSelection
 from evalsuite.reports.records.score_files import BEYOND, UNKNOWN_SCORER, ScorerVersion, score_paths
+from evalsuite.reports.run import Benchmark, ProtocolSettings
 
 ROUNDING = 1e-3
 """Nats by which a text of probability 1 may seem more probable, in bfloat16."""
@@ -28,9 +28,9 @@ SUMMED = "acc"
 class BenchmarkProtocol(NamedTuple):
     """One benchmark under one protocol, with its plan."""
 
-    benchmark: BenchmarkPlan
+    benchmark: Benchmark
     protocol: str
-    plan: ProtocolPlan
+    plan: ProtocolSettings
 
     @property
     def protocol_title(self) -> str:

@@ -10,14 +10,14 @@ from evalsuite.foundation import write_bytes
 from evalsuite.foundation.metrics import PERPLEXITIES
 from evalsuite.foundation.taxonomy import OUTCOMES
 from evalsuite.reports.records.reading import NO_CONTEXT, read_run_scores
-from evalsuite.reports.records.run_folder import BenchmarkPlan, Plan, read_plan
 from evalsuite.reports.records.score_files import score_paths
+from evalsuite.reports.run import Benchmark, Manifest, read_manifest
 from evalsuite.reports.statistics.intervals import wilson
 
 _GROUP = ["weights_id", "fingerprint", "context", "seed"]
 
 
-def score_table(run: Path, plan: Plan | None = None, only: tuple[str, str] | None = None) -> pd.DataFrame:
+def score_table(run: Path, plan: Manifest | None = None, only: tuple[str, str] | None = None) -> pd.DataFrame:
     """Aggregate the score rows of a run folder; benchmarks without score rows are skipped.
 
     Args:
@@ -35,7 +35,7 @@ def score_table(run: Path, plan: Plan | None = None, only: tuple[str, str] | Non
     Raises:
         DataError: invalid score rows, as for `read_score_rows`.
     """
-    plan = plan or read_plan(run)
+    plan = plan or read_manifest(run)
     tables = [
         _of_protocol(run, plan, benchmark, protocol)
         for benchmark, protocol in plan.cells()
@@ -54,7 +54,7 @@ def write_scores(run: Path) -> pd.DataFrame:
     return table
 
 
-def _of_protocol(run: Path, plan: Plan, benchmark: BenchmarkPlan, protocol: str) -> pd.DataFrame:
+def _of_protocol(run: Path, plan: Manifest, benchmark: Benchmark, protocol: str) -> pd.DataFrame:
     how = benchmark.protocols[protocol]  # type: ignore[index]  # the keys are these very texts
     frame = read_run_scores(run, benchmark.name, protocol, [how.metric, *([how.units] if how.units else [])])
     metrics = [name.removeprefix("value.") for name in frame.columns if name.startswith("value.")]

@@ -116,7 +116,7 @@ def test_every_setting_has_a_flag(command: str, kind: Any) -> None:
 
 
 def test_runs_that_are_none_are_refused(tmp_path: Path) -> None:
-    assert "not a run folder (no plan.yaml)" in refused(load_run, tmp_path)
+    assert "not a run folder (no run.json)" in refused(load_run, tmp_path)
     assert "no run folder given" in refused(load_run)
     with pytest.raises(RunFolderError):
         load_run(tmp_path)

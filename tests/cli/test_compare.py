@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from evalsuite.cli.entry import main
-from evalsuite.reports.records.run_folder import read_plan
 from evalsuite.reports.records.score_files import read_rows
+from evalsuite.reports.run import read_manifest
 from evalsuite.tasks.benchmark import load_benchmark
 from evalsuite.tasks.sources.documents import documents
 from tests.reports.page_samples import sample_rows
@@ -48,8 +48,8 @@ def run(tmp_path: Path, data: Path) -> Path:
     """The failing fixture with its facts renamed to ARC-Easy, so that its documents are in the data."""
     run = tmp_path / "run"
     shutil.copytree(FIXTURES / "failing", run)
-    plan = (run / "plan.yaml").read_text().replace("name: facts", "name: arc_easy")
-    (run / "plan.yaml").write_text(plan)
+    plan = (run / "run.json").read_text().replace('"name": "facts"', '"name": "arc_easy"')
+    (run / "run.json").write_text(plan)
     known = [each.doc_id for each in documents(load_benchmark("arc_easy"), data_dir=data)]
     names: dict[str, str] = {}
     for path in sorted((run / "scores").glob("facts.*")):
@@ -112,8 +112,8 @@ def test_published_samples_are_compared_with_a_run(
     assert main(exported) == 0
     # My run: the same suite and teacher, another student.
     shutil.copytree(run, mine)
-    plan = Path(mine) / "plan.yaml"
-    (student,) = (each for each in read_plan(run).checkpoints if each.role == "student")
+    plan = Path(mine) / "run.json"
+    (student,) = (each for each in read_manifest(run).checkpoints if each.role == "student")
     plan.write_text(
         plan.read_text().replace(student.weights_id, "m" * 16).replace("label: student", "label: mine")
     )
@@ -128,22 +128,22 @@ def test_published_samples_are_compared_with_a_run(
         assert found == (Path(f"{merged}-runs") / name).read_text()
         assert "mine" in found
     assert main(["compare", f"{page}/samples", mine, *exported[2:]]) == 0
-    assert [each.label for each in read_plan(Path(page) / "samples").checkpoints][-1] == "mine"
+    assert [each.label for each in read_manifest(Path(page) / "samples").checkpoints][-1] == "mine"
     capsys.readouterr()
     codes = {name: main(["gate", name, "--min-recovery", "0.9"]) for name in (str(run), f"{page}/samples")}
     assert set(codes.values()) == {1}
 
 
 def test_no_file_of_published_samples_names_this_machine(run: Path, tmp_path: Path) -> None:
-    plan = (run / "plan.yaml").read_text()
-    (run / "plan.yaml").write_text(re.sub("path: .*", f"path: {tmp_path}/student", plan))
+    plan = (run / "run.json").read_text()
+    (run / "run.json").write_text(re.sub("path: .*", f"path: {tmp_path}/student", plan))
     out = ["--export-samples", "--out", str(tmp_path / "page")]
     files = tmp_path / "page" / "samples"
     assert main(["compare", str(run), *out]) == 0
-    assert str(tmp_path) in (files / "plan.yaml").read_text()
+    assert str(tmp_path) in (files / "run.json").read_text()
     assert main(["compare", str(run), "--redact", *out]) == 0
     assert not [path for path in files.rglob("*.*") if str(tmp_path).encode() in path.read_bytes()]
-    assert "path: student" in (files / "plan.yaml").read_text()
+    assert "path: student" in (files / "run.json").read_text()
 
 
 def test_compare_policy_shows_verdict_and_exits_0(

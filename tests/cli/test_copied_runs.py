@@ -4,10 +4,7 @@ import json
 import shutil
 from pathlib import Path
 
-import yaml
-
 from evalsuite.cli import main
-from evalsuite.foundation.strict_yaml import read_yaml
 from tests.cli.test_damaged_files import RUN
 
 
@@ -21,8 +18,8 @@ def test_copies_have_the_same_report(tmp_path: Path) -> None:
     expected = tables(RUN, tmp_path / "expected")
     assert "leaderboard.csv" in expected
     copy = Path(shutil.copytree(RUN, tmp_path / "a copy of it", copy_function=shutil.copyfile))
-    plan, environment = copy / "plan.yaml", copy / "environment.json"
-    plan.write_text("# by another editor\n" + yaml.safe_dump(read_yaml(plan), sort_keys=True))
+    plan, environment = copy / "run.json", copy / "environment.json"
+    plan.write_text(json.dumps(json.loads(plan.read_text()), sort_keys=True))
     environment.write_text(json.dumps(json.loads(environment.read_text()), sort_keys=True))
     (copy / "notes.txt").write_text("nothing of evalsuite's")
     assert tables(copy, tmp_path / "found") == expected

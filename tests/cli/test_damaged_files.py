@@ -15,7 +15,7 @@ from evalsuite.config import read_run_config
 from evalsuite.distill import load_recipe
 from evalsuite.distill.training.builders import resolve_layer_selection
 from evalsuite.evaluation.environment import fingerprints
-from evalsuite.evaluation.run_paths import read_documents, read_index, read_requests
+from evalsuite.evaluation.run_paths import cells_of, read_built, read_documents, read_requests
 from evalsuite.evaluation.run_responses import open_responses
 from evalsuite.evaluation.shards.merge import merge_shards
 from evalsuite.foundation import EvalsuiteError
@@ -24,8 +24,8 @@ from evalsuite.models.checkpoints.describe import describe
 from evalsuite.reports.analysis.measures.admission import load_rule
 from evalsuite.reports.gate.policy import load_policy
 from evalsuite.reports.records.reading import read_run_scores
-from evalsuite.reports.records.run_folder import read_plan
 from evalsuite.reports.records.sidecars import read_selection
+from evalsuite.reports.run import read_manifest
 from evalsuite.tasks.benchmark import load_benchmark
 from evalsuite.tasks.suite import load_suite, resolve
 from tests.damage import DAMAGES, JSON_DAMAGES
@@ -150,18 +150,18 @@ def test_files_of_users(name: str, tmp_path: Path) -> None:
 
 
 def requests(folder: Path) -> Any:
-    index = read_index(folder)
+    manifest = read_built(folder)
     return [
         asdict(each)
-        for cell in index.cells
-        for each in read_requests(folder, index.checkpoints[0].tokenizer, cell)
+        for cell in cells_of(manifest)
+        for each in read_requests(folder, manifest.checkpoints[0].tokenizer, cell)
     ]
 
 
 def scores(folder: Path) -> Any:
     return [
         read_run_scores(folder, benchmark.name, protocol).to_dict("list")
-        for benchmark in read_plan(folder).benchmarks
+        for benchmark in read_manifest(folder).benchmarks
         for protocol in benchmark.protocols
     ]
 
@@ -178,8 +178,7 @@ def engines(folder: Path) -> Any:
 
 
 RUN_FILES = (
-    Kind("plan.yaml", lambda folder: read_plan(folder).model_dump(), LESS),
-    Kind("requests/index.json", lambda folder: asdict(read_index(folder)), NUMBERS),
+    Kind("run.json", lambda folder: asdict(read_built(folder)), NUMBERS),
     Kind("environment.json", engines, NUMBERS),
 )
 

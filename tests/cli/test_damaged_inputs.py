@@ -90,10 +90,10 @@ def test_damaged_policies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 def test_damaged_plans(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = Path(shutil.copytree(RUN, tmp_path / "run"))
-    for what, data in damaged(RUN / "plan.yaml", yaml.safe_load, yaml.safe_dump):
-        (run / "plan.yaml").write_bytes(data)
+    for what, data in damaged(RUN / "run.json", json.loads, json.dumps):
+        (run / "run.json").write_bytes(data)
         argv = ["gate", str(run), "--min-recovery", "0.9", "--out", str(tmp_path / "o")]
-        check(argv, "plan.yaml", what, capsys)
+        check(argv, "run.json", what, capsys)
 
 
 def test_damaged_suites(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,8 +131,6 @@ def test_damaged_shards(built: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     for path in sorted(path for path in shard.rglob("*") if path.is_file() and path.suffix == ".json"):
         sound = path.read_bytes()
         for what, data in RAW.items():
-            if (path.name, what) == ("registered.json", "empty"):
-                continue
             path.write_bytes(data)
             check(argv, path.name, what, capsys)
         path.write_bytes(sound)
@@ -149,9 +147,7 @@ def test_damaged_shards(built: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
         check([*argv[:-1], str(archive)], archive.name, what, capsys)
 
 
-@pytest.mark.parametrize(
-    "name", ["requests/index.json", "environment.json", "plan.yaml", "requests", "documents"]
-)
+@pytest.mark.parametrize("name", ["run.json", "environment.json", "requests", "documents"])
 def test_damaged_run_folders(
     name: str, built: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -168,6 +164,6 @@ def test_damaged_run_folders(
         check(argv, path.name, what, capsys)
     if path.suffix == ".json":
         for what, value in changed(json.loads(sound), random.Random(0)):
-            if "unknown key" not in what and name == "requests/index.json":
+            if "unknown key" not in what and name == "run.json":
                 path.write_text(json.dumps(value))
                 check(argv, path.name, what, capsys)

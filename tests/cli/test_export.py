@@ -32,7 +32,7 @@ def test_logs_of_another_harness_become_a_card(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         ([RUN, "--format", "modelcard"], "unknown exporter 'modelcard'; did you mean 'model-card'"),
-        (["nowhere", "--format", "model-card"], "nowhere: not a run folder (no plan.yaml), and no log"),
+        (["nowhere", "--format", "model-card"], "nowhere: not a run folder (no run.json), and no log"),
         ([RUN, "--format", "eval-results"], "the plan names no dataset of the hub"),
     ],
 )

@@ -25,7 +25,7 @@ def test_compare_recognises_logs(logs: Path, tmp_path: Path, capsys: pytest.Capt
     assert "small" in capsys.readouterr().out
     rows = list(csv.DictReader((out / "scores.csv").open()))
     assert {row["benchmark"] for row in rows} == {"arc_easy", "mine"}
-    assert len(list((out / "imported").glob("*/plan.yaml"))) == 2
+    assert len(list((out / "imported").glob("*/run.json"))) == 2
     # An imported log is a run folder: it can be compared again.
     again = [str(path) for path in sorted((out / "imported").glob("*"))]
     assert main(["compare", *again, "--teacher", "big", "--out", str(tmp_path / "again")]) == 0
@@ -88,7 +88,7 @@ def test_what_is_neither_a_run_nor_a_log_is_described(
     (tmp_path / "notes").mkdir()
     (tmp_path / "notes" / "todo.txt").write_text("later")
     for path, message in (
-        (tmp_path / "absent", "absent: not a run folder (no plan.yaml), and no log of "),
+        (tmp_path / "absent", "absent: not a run folder (no run.json), and no log of "),
         (tmp_path / "absent", "(there is no such file or folder)"),
         (tmp_path / "notes", "(found todo.txt)"),
         (tmp_path / "out", "but run folders lie below it; pass "),

@@ -5,9 +5,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-import yaml
 
 from evalsuite.cli.entry import main
+from evalsuite.foundation import read_json, write_json
 
 FIXTURES = Path(__file__).parents[1] / "reports" / "fixtures"
 OPTIONS = [
@@ -26,10 +26,10 @@ def partial_run(tmp_path: Path) -> Path:
     """A run in which each checkpoint has 120 of 150 planned documents of one benchmark."""
     run = tmp_path / "run"
     shutil.copytree(FIXTURES / "passing", run)
-    plan = yaml.safe_load((run / "plan.yaml").read_text())
+    plan = read_json(run / "run.json")
     for protocol in plan["benchmarks"][0]["protocols"].values():
         protocol["documents"] = 150
-    (run / "plan.yaml").write_text(yaml.safe_dump(plan))
+    write_json(run / "run.json", plan)
     return run
 
 

@@ -67,11 +67,11 @@ def test_page_and_samples_are_served(run: Path, port: int) -> None:
 def test_nothing_outside_the_report_is_served(run: Path, port: int) -> None:
     report = run / "report"
     (report / "inside.txt").symlink_to(report / "report.md")
-    (report / "outside.txt").symlink_to(run / "plan.yaml")
+    (report / "outside.txt").symlink_to(run / "run.json")
     (report / "outside").symlink_to(run, target_is_directory=True)
     assert get(port, "/inside.txt")[0] == 200
     for path in (
-        "/outside.txt", "/outside/plan.yaml", "/../plan.yaml", "/%2e%2e/plan.yaml", "/samples/", "/samples",
+        "/outside.txt", "/outside/run.json", "/../run.json", "/%2e%2e/run.json", "/samples/", "/samples",
         "//etc/passwd", "/missing", "/" + 5000 * "a", "/" + 300 * "a/", "/%00",
     ):  # fmt: skip
         assert get(port, path)[0] == 404, path

@@ -10,7 +10,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFa
 
 from evalsuite.config import RunConfig
 from evalsuite.evaluation import evaluate
-from evalsuite.evaluation.run_paths import read_index
+from evalsuite.evaluation.run_paths import read_built
 from evalsuite.evaluation.shards.export import export_shard
 from evalsuite.evaluation.shards.validate import open_shard, read_shard
 from evalsuite.foundation import CheckpointError, read_json, write_json
@@ -67,7 +67,7 @@ def test_a_run_with_two_families(rwkv: Path, tiny: Path, tmp_path: Path) -> None
     assert sum(again.computed.values()) == 0
     export_shard(tmp_path / "run", tmp_path / "shard.zip")
     with open_shard(tmp_path / "shard.zip") as folder:
-        shard = read_shard(folder, "shard.zip", tmp_path / "run", read_index(tmp_path / "run"))
+        shard = read_shard(folder, "shard.zip", tmp_path / "run", read_built(tmp_path / "run"))
     notices = {each.get("notice") for each in shard.engines.values()}
     assert notices == {None, engines["transformers"]["notice"]}
 

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from evalsuite.config import RunConfig
 from evalsuite.evaluation import evaluate, phases
 from evalsuite.evaluation.processes.background import Background, Calls, Here
 from evalsuite.foundation import CheckpointError, DataError, RunFolderError
+from evalsuite.reports.run import read_manifest
 
 KINDS = [Here, Background]
 
@@ -179,8 +181,10 @@ def test_a_prepared_process_builds_and_scores_alike(
     files = sorted(path.relative_to(tmp_path / "here") for path in (tmp_path / "here").rglob("*.*"))
     assert {path.suffix for path in files} >= {".jsonl", ".parquet"}
     for file in files:
-        if file.suffix in (".jsonl", ".parquet") or file.name == "index.json":
+        if file.suffix in (".jsonl", ".parquet"):
             assert (tmp_path / "there" / file).read_bytes() == (tmp_path / "here" / file).read_bytes()
+    here, there = (read_manifest(tmp_path / name) for name in ("here", "there"))
+    assert replace(here, created="") == replace(there, created="")
 
 
 @pytest.mark.long
@@ -200,4 +204,4 @@ def test_an_error_of_a_prepared_process_is_the_runs_own(
     phases.prepare(config)
     with pytest.raises(CheckpointError, match="expected a JSON object"):
         evaluate(config)
-    assert not (tmp_path / "run" / "plan.yaml").exists()
+    assert not (tmp_path / "run" / "run.json").exists()

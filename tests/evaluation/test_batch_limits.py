@@ -11,10 +11,10 @@ import pytest
 
 from evalsuite.config import RunConfig
 from evalsuite.evaluation import evaluate
-from evalsuite.evaluation.environment import read_environment
 from evalsuite.foundation import DataError, read_jsonl, write_json
 from evalsuite.models.inference.batch_limits import BatchLimits
 from evalsuite.models.inference.torch import engine as torch_engine
+from evalsuite.reports.run import read_environment
 
 SUITE = """
 name: s

@@ -11,9 +11,9 @@ from evalsuite.config import RunConfig
 from evalsuite.evaluation import evaluate
 from evalsuite.evaluation.documents import counter_id
 from evalsuite.evaluation.plan import resolve_suite
-from evalsuite.evaluation.run_paths import read_index, read_requests
+from evalsuite.evaluation.run_paths import cells_of, read_built, read_requests
 from evalsuite.foundation import ConfigError, RunFolderError
-from evalsuite.reports.records.run_folder import read_plan
+from evalsuite.reports.run import read_manifest
 
 CHAT = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
@@ -49,10 +49,10 @@ def write(suite: Path, settings: str = "", entry: str = "") -> Path:
 def build(suite: Path, run: Path) -> dict[str, list[Any]]:
     """The request sets of each benchmark."""
     evaluate(RunConfig(suite=suite, checkpoints=["a"], out=run, phases=("build",), quiet=True))
-    index = read_index(run)
+    manifest = read_built(run)
     return {
-        cell.benchmark: read_requests(run, index.checkpoints[0].tokenizer, cell)
-        for cell in index.cells
+        cell.benchmark: read_requests(run, manifest.checkpoints[0].tokenizer, cell)
+        for cell in cells_of(manifest)
         if cell.protocol == "generation"
     }
 
@@ -83,7 +83,9 @@ def test_arguments_reach_prompt_plan_and_identity(
         ("off", {"enable_thinking": False}),
         ("on", {"enable_thinking": True}),
     ):
-        plans = {each.name: each.protocols["generation"] for each in read_plan(tmp_path / name).benchmarks}
+        plans = {
+            each.name: each.protocols["generation"] for each in read_manifest(tmp_path / name).benchmarks
+        }
         assert plans["ifeval"].chat_template_kwargs == expected
         assert plans["niah_single_1"].chat_template_kwargs == {}
 
@@ -134,7 +136,7 @@ def test_template_that_ignores_or_rejects_an_argument_is_refused(
                     suite=write(suite, settings, entry), checkpoints=["a"], out=tmp_path / "x", quiet=True
                 )
             )
-    assert not (tmp_path / "x" / "plan.yaml").exists()
+    assert not (tmp_path / "x" / "run.json").exists()
     assert not crew.engines
 
 
@@ -164,7 +166,7 @@ def test_arguments_are_not_used_without_a_template(
 ) -> None:
     monkeypatch.setattr(tokenizer, "chat_template", None)
     build(write(suite, "chat_template_kwargs: {enable_thinking: false}"), tmp_path / "run")
-    plan = read_plan(tmp_path / "run").benchmarks[0].protocols["generation"]
+    plan = read_manifest(tmp_path / "run").benchmarks[0].protocols["generation"]
     assert (plan.prompt, plan.chat_template_kwargs) == ("plain text", {})
 
 

@@ -10,13 +10,11 @@ import pytest
 
 from evalsuite.config import RunConfig
 from evalsuite.evaluation import evaluate
-from evalsuite.evaluation.registration import add_registered_to_plan
-from evalsuite.evaluation.run_paths import read_index
 from evalsuite.evaluation.shards.export import export_shard
 from evalsuite.evaluation.shards.merge import merge_shards
-from evalsuite.foundation import ConfigError, EvalsuiteError
+from evalsuite.foundation import EvalsuiteError
 from evalsuite.reports.records.loss_curves import loss_curve_path
-from evalsuite.reports.records.run_folder import Plan, read_plan, write_plan
+from evalsuite.reports.run import read_manifest
 
 
 @pytest.fixture
@@ -33,10 +31,8 @@ def weights(crew: Any, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 
 
 def labels(run: Path) -> dict[str, str]:
-    """weights_id → label in the plan, which the index must agree with."""
-    plan = {each.weights_id: each.label for each in read_plan(run).checkpoints}
-    assert plan == read_index(run).labels
-    return plan
+    """weights_id → label in the manifest."""
+    return read_manifest(run).labels
 
 
 def outcome(action: Callable[[], object]) -> str:
@@ -107,39 +103,20 @@ def test_shards_of_equal_labels_are_merged(
         shards.append(export_shard(tmp_path / host, tmp_path / f"{host}.tar.xz"))
     assert merge_shards(home, shards[:1]) == {"kda": 20}
     assert outcome(lambda: merge_shards(home, shards[1:])) == ""
-    add_registered_to_plan(home)
     assert labels(home) == {"weights-t": "t", "weights-a/kda": "kda", "weights-b/kda": "b/kda"}
 
 
-def test_label_that_the_plan_alone_has_is_taken(weights: dict[str, str], suite: Path, tmp_path: Path) -> None:
-    """A build that was killed between plan and index."""
-    run = tmp_path / "run"
-    evaluate(RunConfig(suite=suite, checkpoints=["a/kda"], out=run, phases=("build",), quiet=True))
-    (run / "requests" / "index.json").unlink()
-    assert (
-        outcome(
-            lambda: evaluate(
-                RunConfig(suite=suite, checkpoints=["b/kda"], out=run, phases=("build",), quiet=True)
-            )
-        )
-        == ""
-    )
-    assert outcome(lambda: read_plan(run)) == ""
-    assert {each.label for each in read_plan(run).checkpoints} == {"kda", "b/kda"}
-
-
-def test_plan_is_validated_before_it_is_written(weights: dict[str, str], suite: Path, tmp_path: Path) -> None:
+def test_manifest_is_validated_before_it_is_written(
+    weights: dict[str, str], suite: Path, tmp_path: Path
+) -> None:
     run = tmp_path / "run"
     evaluate(RunConfig(suite=suite, checkpoints=["a", "b"], out=run, phases=("build",), quiet=True))
-    before = (run / "plan.yaml").read_bytes()
-    plan = read_plan(run)
+    before = (run / "run.json").read_bytes()
+    plan = read_manifest(run)
     first, second = plan.checkpoints
-    twice: Plan = plan.model_copy(
-        update={"checkpoints": (first, second.model_copy(update={"label": first.label}))}
-    )
-    with pytest.raises(ConfigError, match="label 'a' is listed twice"):
-        write_plan(run, twice)
-    assert (run / "plan.yaml").read_bytes() == before
+    with pytest.raises(ValueError, match="label 'a' is listed twice"):
+        replace(plan, checkpoints=(first, replace(second, label=first.label)))
+    assert (run / "run.json").read_bytes() == before
 
 
 def test_loss_curve_has_the_label_of_the_run(

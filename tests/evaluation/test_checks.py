@@ -52,7 +52,7 @@ def test_check_status_by_deviation(dtype: str, found: dict[str, Any], status: st
 def test_doctor_findings_per_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match="not a run folder"):
         write_findings(tmp_path, summarize_checks(result("float32", check("packed"))))
-    (tmp_path / "plan.yaml").write_text("schema: 1\n")
+    (tmp_path / "run.json").write_text("schema: 1\n")
     for changed in (3, 1):
         write_findings(
             tmp_path, summarize_checks(result("float32", check("packed", changed_responses=changed)))
@@ -76,7 +76,7 @@ def test_doctor_and_bench_appear_in_comparison(
     assert "first token ms" in printed
     (found,) = read_doctor([run])
     assert {each.name for each in found.checks} >= {"batched", "packed", "decode", "generation"}
-    assert found.weights_id == read_json(run / "requests" / "index.json")["checkpoints"][0]["weights_id"]
+    assert found.weights_id == read_json(run / "run.json")["checkpoints"][0]["weights_id"]
     (cost,) = read_efficiency([run])
     assert (cost.context, cost.batch) == (32, 2)
     tokens, layers, heads, width, float32 = 32, 2, 2, 16, 4
@@ -85,4 +85,4 @@ def test_doctor_and_bench_appear_in_comparison(
 
 def test_doctor_refuses_run_without_requests(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "pocket", "--out", str(tmp_path), "--documents", "2"]) >= 64
-    assert "no requests were built here" in capsys.readouterr().err
+    assert "not a run folder" in capsys.readouterr().err

@@ -13,7 +13,7 @@ import yaml
 from evalsuite.config import RunConfig
 from evalsuite.evaluation import evaluate
 from evalsuite.evaluation.run_paths import documents_path
-from evalsuite.foundation import EvalsuiteError
+from evalsuite.foundation import EvalsuiteError, read_json
 from evalsuite.foundation.strict import parse
 from evalsuite.reports import compare
 from evalsuite.reports.records.reading import read_run_scores
@@ -73,7 +73,7 @@ def without_clusters(path: Path) -> None:
 
 def test_plan_names_the_column_and_score_rows_their_cluster(run: Evaluate) -> None:
     folder = run()
-    (planned,) = yaml.safe_load((folder / "plan.yaml").read_text())["benchmarks"]
+    (planned,) = read_json(folder / "run.json")["benchmarks"]
     assert planned.get("cluster_column") == "passage"
     assert read_run_scores(folder, "passages", "loglikelihood")["cluster"].nunique() == 3
 

@@ -9,11 +9,9 @@ import pytest
 
 from evalsuite.config import RunConfig
 from evalsuite.evaluation import estimate_run, evaluate
-from evalsuite.evaluation.environment import read_environment
-from evalsuite.evaluation.run_paths import index_path
 from evalsuite.foundation import ConfigError, read_json, write_json
 from evalsuite.models.inference.requests import GenerateRequest, GenerateResponse
-from evalsuite.reports.records.run_folder import read_plan
+from evalsuite.reports.run import manifest_path, read_environment, read_manifest
 from tests.reports.score_edits import rows_by_cell
 
 NAME = "pocket_niah_single_1"
@@ -46,7 +44,7 @@ def test_context_beyond_all_checkpoints_is_refused_or_left_out(crew: Any, tmp_pa
         assert list(summary.left_out) == [f"{NAME}@4096"]
         assert f"{NAME}@4096 is left out: of all checkpoints a supports most, 2,048 tokens" in str(summary)
         assert {row["context"] for row in records(run) if row["benchmark"] == NAME} == {128}
-        assert read_plan(run).benchmarks[0].contexts == (128,)
+        assert read_manifest(run).benchmarks[0].contexts == (128,)
     other = tmp_path / "other"
     evaluate(RunConfig(suite=suite(tmp_path, [4096]), checkpoints=["a"], out=other, quiet=True))
     assert {row["benchmark"] for row in records(other)} == {"pocket_facts"}
@@ -107,7 +105,7 @@ def test_context_beyond_one_checkpoint_is_left_out_for_it(
     assert read_environment(run)["unread"] == {"a": {f"{NAME}@1024": "supports at most 512 tokens"}}
     found = [row for row in records(run) if row["benchmark"] == NAME]
     assert {(row["checkpoint"], row["context"]) for row in found} == {("t", 128), ("t", 1024), ("a", 128)}
-    plan = read_plan(run)
+    plan = read_manifest(run)
     assert {each.label: each.positions for each in plan.checkpoints} == {"t": 2048, "a": 512}
     assert not plan.limit(plan.checkpoints[1]).reads(1024)
     with pytest.raises(
@@ -119,15 +117,15 @@ def test_context_beyond_one_checkpoint_is_left_out_for_it(
 def test_context_that_an_earlier_version_counted_as_an_error(
     crew: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An index without positions has error rows; building again leaves them out, and their file goes."""
+    """A manifest without positions has error rows; building again leaves them out, and their file goes."""
     refused = limited(crew, monkeypatch, {"t": 2048, "a": 512})
     run = tmp_path / "run"
     requested = RunConfig(suite=suite(tmp_path, [1024]), checkpoints=["a"], out=run, teacher="t", quiet=True)
     evaluate(replace(requested, phases=("build",)))
-    index = read_json(index_path(run))
-    for checkpoint in index["checkpoints"]:
+    manifest = read_json(manifest_path(run))
+    for checkpoint in manifest["checkpoints"]:
         del checkpoint["positions"]
-    write_json(index_path(run), index)
+    write_json(manifest_path(run), manifest)
     old = RunConfig(out=run, phases=("infer", "score"), quiet=True)
     assert {label: count for label, (count, _) in evaluate(old).errors.items()} == {"a": 2}
     assert [label for label, _ in refused()] == ["a", "a"]

@@ -12,7 +12,7 @@ from evalsuite.evaluation import evaluate
 from evalsuite.evaluation.checkpoints import diverged_students, expand_folders
 from evalsuite.evaluation.shards.export import export_shard
 from evalsuite.foundation import CheckpointError, write_text
-from evalsuite.reports.records.run_folder import read_plan
+from evalsuite.reports.run import read_manifest
 
 NOTE = {"label": "gla", "stage": "kd", "step": 12, "tokens": 53248, "reason": "the loss is nan"}
 WHY = "diverged in training (stage 'kd', step 12, after 53,248 tokens: the loss is nan)"
@@ -67,12 +67,12 @@ def test_runs_name_them_in_the_plan_until_they_have_a_checkpoint(
     config = {"suite": suite, "teacher": "t", "out": run, "quiet": True}
     summary = evaluate(RunConfig(checkpoints=[str(students / "kda"), gla], **config))
     assert f"gla: {WHY}; it is left out" in str(summary)
-    assert [(each.label, each.step) for each in read_plan(run).diverged] == [("gla", 12)]
+    assert [(each.label, each.step) for each in read_manifest(run).diverged] == [("gla", 12)]
     evaluate(RunConfig(checkpoints=[str(students / "kda")], **config))
-    assert [each.label for each in read_plan(run).diverged] == ["gla"]
+    assert [each.label for each in read_manifest(run).diverged] == ["gla"]
     (students / "gla").mkdir()
     evaluate(RunConfig(checkpoints=[gla], **config))
-    plan = read_plan(run)
+    plan = read_manifest(run)
     assert gla in [each.path for each in plan.checkpoints]
     labels = {each.label for each in plan.checkpoints}
     assert [each.label for each in plan.diverged if each.label in labels] == []
@@ -88,13 +88,13 @@ def test_a_shard_names_them_to_the_run_that_scores(
     evaluate(RunConfig(checkpoints=["t", "kda", "gla"], out=host, phases=("infer",), quiet=True))
     export_shard(host, shard)
     evaluate(RunConfig(out=home, phases=("score",), merge_shards=[shard], quiet=True))
-    assert [(each.label, each.why) for each in read_plan(home).diverged] == [("gla", WHY)]
+    assert [(each.label, each.why) for each in read_manifest(home).diverged] == [("gla", WHY)]
     # Trained again and evaluated, it has a checkpoint.
     (students / "gla").mkdir()
     evaluate(RunConfig(checkpoints=["gla"], out=host, phases=("infer",), quiet=True))
     export_shard(host, shard)
     evaluate(RunConfig(out=home, phases=("score",), merge_shards=[shard], quiet=True))
-    plan = read_plan(home)
+    plan = read_manifest(home)
     assert {"gla", "kda"} <= {each.label for each in plan.checkpoints}
     assert plan.diverged == ()
 
@@ -106,6 +106,6 @@ def test_a_model_of_the_same_label_does_not_hide_a_student(
     (tmp_path / "other" / "gla").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "other")
     evaluate(RunConfig(suite=suite, teacher="t", checkpoints=[str(students), "gla"], out=run, quiet=True))
-    plan = read_plan(run)
+    plan = read_manifest(run)
     assert "gla" in [each.label for each in plan.checkpoints]
     assert [each.path for each in plan.diverged] == [str(students / "gla")]

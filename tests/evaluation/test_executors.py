@@ -15,8 +15,8 @@ import pytest
 
 from evalsuite.config import RunConfig
 from evalsuite.evaluation import evaluate
-from evalsuite.evaluation.environment import read_environment
 from evalsuite.foundation import ConfigError, RunFolderError
+from evalsuite.reports.run import read_environment
 from tests.reports.score_edits import rows_by_cell
 
 SUITE = """

@@ -40,7 +40,7 @@ REFUSED = {
     "run pocket --teacher pocket --checkpoint empty --out run": "empty: no config.json",
     "run quick --teacher pocket --data missing --out run": "missing: no such data folder",
     "run all --teacher ./missing --out run": "./missing: no such folder or file",
-    "run --infer-only --out run": "no requests were built here",
+    "run --infer-only --out run": "not a run folder",
     "run --infer-only --teacher ./missing --out built": "./missing: no such folder or file",
     "run arc --infer-only --out built": "holds a run of suite small, not arc",
     "run --score-only --merge-shards missing.tar.xz --out built": "missing.tar.xz",
@@ -77,8 +77,8 @@ def test_data_folders_are_needed_by_runs_without_documents(tmp_path: Path) -> No
     # What it cannot read is left out, and what is generated remains.
     check_inputs(replace(config, skip_missing=True), [])
     check_inputs(replace(config, suite="pocket"), [])
-    (tmp_path / "run" / "requests").mkdir(parents=True)
-    (tmp_path / "run" / "requests" / "index.json").touch()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").touch()
     check_inputs(config, [])
 
 

@@ -9,10 +9,11 @@ import pytest
 from evalsuite.evaluation.inference import jobs as module
 from evalsuite.evaluation.inference.jobs import InferenceJob, Part, split
 from evalsuite.evaluation.inference.worker import EngineChoice, token_cost
-from evalsuite.evaluation.run_paths import Cell, CheckpointRef, Index
+from evalsuite.evaluation.run_paths import Cell
 from evalsuite.executors.queue import JobQueue
 from evalsuite.models.inference.requests import ScoreRequest
 from evalsuite.models.inference.response_cache import ResponseCache
+from evalsuite.reports.run import Benchmark, Checkpoint, Manifest, ProtocolSettings
 
 CELLS = [
     Cell(benchmark=name, protocol="loglikelihood", documents=count) for name, count in (("a", 90), ("b", 7))
@@ -34,15 +35,19 @@ def documents(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def make_jobs(count: int, tmp_path: Path) -> list[InferenceJob]:
     """One job per checkpoint, all with the same documents."""
-    refs = [
-        CheckpointRef(label=f"s{i}", path=f"s{i}", weights_id=f"s{i}", tokenizer="t") for i in range(count)
-    ]
-    index = Index(suite="s", config={}, cells=tuple(CELLS), checkpoints=tuple(refs))
+    refs = [Checkpoint(label=f"s{i}", path=f"s{i}", weights_id=f"s{i}", tokenizer="t") for i in range(count)]
+    benchmark = Benchmark(
+        name="b",
+        title="B",
+        category="other",
+        protocols={"generation": ProtocolSettings(metric="m", documents=1)},
+    )
+    manifest = Manifest(suite="s", created="", benchmarks=(benchmark,), checkpoints=tuple(refs))
     whole: Any = tuple(Part(cell, 0, cell.documents) for cell in CELLS)
     return [
         InferenceJob(
             run=tmp_path,
-            index=index,
+            manifest=manifest,
             cache=ResponseCache(tmp_path),
             checkpoint=ref,
             choice=EngineChoice(engine="torch"),

@@ -12,13 +12,14 @@ from evalsuite.cli import main
 from evalsuite.config import RunConfig
 from evalsuite.distill.training.metrics import loss_curve
 from evalsuite.evaluation import evaluate
-from evalsuite.evaluation.run_paths import read_index, write_index
+from evalsuite.evaluation.run_paths import read_built
 from evalsuite.evaluation.shards.export import export_shard
 from evalsuite.evaluation.shards.merge import merge_shards
 from evalsuite.foundation import DataError
 from evalsuite.reports import compare
 from evalsuite.reports.measures.training import training_views
 from evalsuite.reports.records.loss_curves import loss_curve_path, read_loss_curves
+from evalsuite.reports.run import write_manifest
 
 
 def write_curve(folder: Path, loss: float, steps: int = 40) -> Path:
@@ -120,10 +121,10 @@ def test_loss_curve_travels_with_a_shard(crew: Any, suite: Path, tmp_path: Path)
     assert curves(home) == {"x%2Fb.jsonl": generated}
     assert [each.label for each in compare([home], tmp_path / "out").report.loss_curves] == ["x/b", "x/b"]
     # Where its weights are known by another name, it has that name.
-    index = read_index(home)
+    manifest = read_built(home)
     names = {"x/b": "mine"}
-    renamed = tuple(replace(each, label=names.get(each.label, each.label)) for each in index.checkpoints)
-    write_index(home, replace(index, checkpoints=renamed))
+    renamed = tuple(replace(each, label=names.get(each.label, each.label)) for each in manifest.checkpoints)
+    write_manifest(home, replace(manifest, checkpoints=renamed))
     shutil.rmtree(home / "training")
     merge_shards(home, [host])
     assert curves(home) == {"mine.jsonl": generated, "c.jsonl": (tmp_path / "c/training.jsonl").read_bytes()}
@@ -180,12 +181,12 @@ def test_incomplete_loss_curve_is_refused_early(crew: Any, suite: Path, tmp_path
     said = r"a/training\.jsonl, line 80: not a training step .*; copy the checkpoint again, or delete"
     with pytest.raises(DataError, match=said):
         evaluate(RunConfig(suite=suite, checkpoints=["a"], out=run, teacher="t", quiet=True))
-    assert not (run / "plan.yaml").exists()
+    assert not (run / "run.json").exists()
     evaluate(RunConfig(suite=suite, out=run, teacher="t", phases=("build",), quiet=True))
     with pytest.raises(DataError, match=said):
         evaluate(RunConfig(checkpoints=["a"], out=run, phases=("infer",), quiet=True))
     assert crew.computed == 0
-    assert [each.label for each in read_index(run).checkpoints] == ["t"]
+    assert [each.label for each in read_built(run).checkpoints] == ["t"]
     crew.training["a"].write_bytes(b"")
     with pytest.raises(DataError, match=r"a/training\.jsonl: empty; copy the checkpoint again"):
         evaluate(RunConfig(checkpoints=["a"], out=run, phases=("infer",), quiet=True))

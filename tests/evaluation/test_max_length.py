@@ -6,15 +6,13 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-import yaml
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from evalsuite.config import RunConfig
 from evalsuite.evaluation import estimate_run, evaluate
-from evalsuite.evaluation.environment import read_environment
 from evalsuite.foundation import ConfigError, RunFolderError, read_json, write_json
 from evalsuite.models import build_student
-from evalsuite.reports.records.run_folder import read_plan
+from evalsuite.reports.run import read_environment, read_manifest
 from tests.reports.score_edits import rows_by_cell
 
 NAME = "pocket_niah_single_1"
@@ -91,10 +89,10 @@ def test_scores_beyond_the_stated_positions_are_marked(
     columns = {path.name for path in (near / "scores").glob("*.parquet") if _has_mark(path)}
     assert not columns
 
-    plan = read_plan(far)
+    plan = read_manifest(far)
     assert plan.max_length == 640
     assert {each.positions for each in plan.checkpoints} == {POSITIONS}
-    assert "max_length" not in yaml.safe_load((near / "plan.yaml").read_text())
+    assert "max_length" not in read_json(near / "run.json")
     before, after = (read_environment(run)["engines"] for run in (near, far))
     assert before.keys() == after.keys()
     for weights_id, engine in before.items():
@@ -176,4 +174,4 @@ def test_checkpoint_that_joins_late_reads_as_far(teacher: Path, recurrent: Path,
     evaluate(RunConfig(out=run, phases=("score",), quiet=True))
     found = [row for row in rows(run) if row["checkpoint"] == "late" and row["context"] == 640]
     assert [row["out_of_distribution"] for row in found] == [True]
-    assert {each.label: each.positions for each in read_plan(run).checkpoints}["late"] == POSITIONS
+    assert {each.label: each.positions for each in read_manifest(run).checkpoints}["late"] == POSITIONS

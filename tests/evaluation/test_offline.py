@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from evalsuite.reports.records.run_folder import read_plan
+from evalsuite.reports.run import read_manifest
 from evalsuite.tasks.sources.freeze import freeze
 from tests.reports.score_edits import all_rows
 
@@ -48,7 +48,7 @@ def test_frozen_suite_runs_offline(tiny: Path, tmp_path: Path, by_environment: b
     )
     assert done.returncode == 0, done.stderr
     assert len(list((run / "scores").iterdir())) == sum(
-        len(benchmark.protocols) for benchmark in read_plan(run).benchmarks
+        len(benchmark.protocols) for benchmark in read_manifest(run).benchmarks
     )
     assert "missing" not in done.stdout
     for name in ("piqa", "winogrande", "arc_easy", "pocket_facts"):

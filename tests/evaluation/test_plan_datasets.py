@@ -3,7 +3,7 @@
 import pytest
 
 from evalsuite.evaluation.plan import hub_dataset
-from evalsuite.reports.records.run_folder import HubDataset
+from evalsuite.reports.run import HubDataset
 from evalsuite.tasks.benchmark import load_benchmark
 
 

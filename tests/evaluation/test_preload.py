@@ -9,10 +9,10 @@ from evalsuite.config import RunConfig
 from evalsuite.evaluation import evaluate
 from evalsuite.evaluation.inference import engines
 from evalsuite.evaluation.inference.worker import EngineChoice, PreloadedEngine
-from evalsuite.evaluation.run_paths import CheckpointRef
 from evalsuite.foundation import CheckpointError
+from evalsuite.reports.run import Checkpoint
 
-REF = CheckpointRef(label="a", path="a", weights_id="0" * 16, tokenizer="t")
+REF = Checkpoint(label="a", path="a", weights_id="0" * 16, tokenizer="t")
 CHOICE = EngineChoice(engine="torch")
 
 

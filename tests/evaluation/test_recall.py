@@ -13,13 +13,13 @@ from evalsuite.config import RunConfig
 from evalsuite.evaluation import evaluate
 from evalsuite.evaluation.build import make_harness
 from evalsuite.evaluation.documents import token_counter
-from evalsuite.evaluation.run_paths import read_index, read_requests
+from evalsuite.evaluation.run_paths import cells_of, read_built, read_requests
 from evalsuite.foundation import ConfigError, DataError
 from evalsuite.models.inference.requests import GenerateResponse
 from evalsuite.protocols.generation import GenerationBenchmark
 from evalsuite.protocols.scorers import SCORERS
 from evalsuite.protocols.tokenization import Encoder
-from evalsuite.reports.records.run_folder import read_plan
+from evalsuite.reports.run import read_manifest
 from evalsuite.tasks.benchmark import load_benchmark
 from evalsuite.tasks.sources.documents import documents, with_ids
 from evalsuite.tasks.synthetic.ruler import TOKENS_TO_GENERATE, aggregation, qa, variable_tracking
@@ -102,16 +102,16 @@ def test_ruler_prompt_format_from_suite(
         evaluate(
             RunConfig(suite=tmp_path / "s.yaml", checkpoints=["a"], out=run, phases=("build",), quiet=True)
         )
-        index = read_index(run)
-        for cell in index.cells:
-            for request_set in read_requests(run, index.checkpoints[0].tokenizer, cell):
+        manifest = read_built(run)
+        for cell in cells_of(manifest):
+            for request_set in read_requests(run, manifest.checkpoints[0].tokenizer, cell):
                 text = tokenizer.decode(request_set.prompt)
                 found.setdefault((prompt, cell.benchmark), []).append(text)
                 assert (
                     len(request_set.prompt) + TOKENS_TO_GENERATE[KINDS.get(cell.benchmark, cell.benchmark)]
                     <= 2048
                 )
-        said = {each.name: each.protocols["generation"].prompt for each in read_plan(run).benchmarks}
+        said = {each.name: each.protocols["generation"].prompt for each in read_manifest(run).benchmarks}
         assert set(said.values()) == {"literal" if prompt == "literal" else "chat template"}
     for kind in kinds:
         for literal, chat in zip(found["literal", kind], found["chat", kind], strict=True):

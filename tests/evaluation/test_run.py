@@ -17,11 +17,11 @@ from tensorboard.util.tensor_util import make_ndarray
 from evalsuite.config import RunConfig
 from evalsuite.evaluation import estimate_run, evaluate
 from evalsuite.evaluation.processes.workers import WorkerPool
-from evalsuite.evaluation.run_paths import read_index, read_requests
+from evalsuite.evaluation.run_paths import cells_of, read_built, read_requests
 from evalsuite.evaluation.score import score
 from evalsuite.foundation import ConfigError, DataError, RunFolderError
 from evalsuite.reports.records.reading import read_run_scores
-from evalsuite.reports.records.run_folder import read_plan
+from evalsuite.reports.run import read_manifest
 from evalsuite.tasks.benchmark import load_benchmark
 from evalsuite.tasks.sources.documents import documents
 from tests.reports.score_edits import rows_by_cell
@@ -77,11 +77,13 @@ def test_an_unknown_tracker_is_refused_before_anything_is_built(suite: Path, tmp
 def test_score_rows_hold_engine_responses(crew: Any, suite: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     evaluate(RunConfig(suite=suite, checkpoints=["a"], out=run, quiet=True))
-    index = read_index(run)
+    manifest = read_built(run)
     facts = next(
-        cell for cell in index.cells if cell.benchmark == "pocket_facts" and cell.sampling_params is None
+        cell
+        for cell in cells_of(manifest)
+        if cell.benchmark == "pocket_facts" and cell.sampling_params is None
     )
-    request_sets = read_requests(run, index.checkpoints[0].tokenizer, facts)
+    request_sets = read_requests(run, manifest.checkpoints[0].tokenizer, facts)
     rows = records(run)["pocket_facts.loglikelihood"]
     for request_set, row, document in zip(
         request_sets, rows, documents(load_benchmark("pocket_facts"), limit=4), strict=True
@@ -104,7 +106,7 @@ def test_score_rows_hold_engine_responses(crew: Any, suite: Path, tmp_path: Path
 def test_plan_matches_score_rows(crew: Any, suite: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     evaluate(RunConfig(suite=suite, checkpoints=["a"], out=run, teacher="t", quiet=True))
-    plan = read_plan(run)
+    plan = read_manifest(run)
     assert [(each.label, each.role) for each in plan.checkpoints] == [("t", "teacher"), ("a", "student")]
     needles = plan.benchmarks[2]
     assert needles.contexts == (128, 256)
@@ -134,7 +136,7 @@ def test_further_checkpoint_is_added_to_run(crew: Any, suite: Path, tmp_path: Pa
     evaluate(RunConfig(suite=suite, checkpoints=["a"], out=run, teacher="t", quiet=True))
     summary = evaluate(RunConfig(suite=suite, checkpoints=["b"], out=run, quiet=True))
     assert set(summary.computed) == {"b"}
-    assert [each.label for each in read_plan(run).checkpoints] == ["t", "a", "b"]
+    assert [each.label for each in read_manifest(run).checkpoints] == ["t", "a", "b"]
     assert {row["checkpoint"] for row in records(run)["pocket_facts.generation"]} == {"t", "a", "b"}
     with pytest.raises(RunFolderError, match="its teacher is t, not u"):
         evaluate(RunConfig(suite=suite, out=run, teacher="u", quiet=True))
@@ -162,7 +164,7 @@ def test_folder_of_checkpoints_is_expanded(
             phases=("build",),
         )
     )
-    labels = [checkpoint.label for checkpoint in read_plan(Path("run")).checkpoints]
+    labels = [checkpoint.label for checkpoint in read_manifest(Path("run")).checkpoints]
     assert labels == [
         "t",
         "students/gla",
@@ -175,7 +177,7 @@ def test_folder_of_checkpoints_is_expanded(
 def test_separate_phases_equal_one_run(crew: Any, suite: Path, tmp_path: Path) -> None:
     evaluate(RunConfig(suite=suite, checkpoints=["a"], out=tmp_path / "whole", quiet=True))
     run = tmp_path / "run"
-    with pytest.raises(RunFolderError, match="no requests were built here"):
+    with pytest.raises(RunFolderError, match="not a run folder"):
         evaluate(RunConfig(suite=suite, checkpoints=["a"], out=run, phases=("infer",), quiet=True))
     evaluate(RunConfig(suite=suite, checkpoints=["a"], out=run, phases=("build",), quiet=True))
     assert not (run / "scores").exists()
@@ -192,13 +194,13 @@ def test_parallel_scoring_equals_serial(crew: Any, suite: Path, tmp_path: Path) 
     before = records(run)
     shutil.rmtree(run / "scores")
     with WorkerPool(2) as pool:
-        assert score(run, read_index(run), pool=pool, quiet=True) == 0
+        assert score(run, read_built(run), pool=pool, quiet=True) == 0
         assert records(run) == before
         # An error in one of them is the caller's.
         shutil.rmtree(run / "scores")
         (run / "documents" / "pocket_facts.jsonl").unlink()
         with pytest.raises(DataError, match=r"pocket_facts\.jsonl: no such file"):
-            score(run, read_index(run), pool=pool, quiet=True)
+            score(run, read_built(run), pool=pool, quiet=True)
 
 
 def test_truncated_response_or_score_is_recomputed(crew: Any, suite: Path, tmp_path: Path) -> None:
@@ -217,7 +219,6 @@ def test_run_folder_with_another_plan_is_refused(crew: Any, suite: Path, tmp_pat
     evaluate(RunConfig(suite=suite, checkpoints=["a"], out=run, phases=("build",), quiet=True))
     with pytest.raises(RunFolderError, match=r"\(entries\[pocket_facts\].limit: 4 there, 3 here"):
         evaluate(RunConfig(suite=suite, checkpoints=["a"], out=run, limit=3, quiet=True))
-    (run / "requests" / "index.json").unlink()
     other = tmp_path / "other.yaml"
     other.write_text("name: other\ntitle: O\nbenchmarks: [pocket_cloze]\n")
     with pytest.raises(RunFolderError, match="holds a run of suite small"):
@@ -227,9 +228,9 @@ def test_run_folder_with_another_plan_is_refused(crew: Any, suite: Path, tmp_pat
 def test_run_folder_of_another_schema_is_refused(crew: Any, suite: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     evaluate(RunConfig(suite=suite, checkpoints=["a"], out=run, phases=("build",), quiet=True))
-    path = run / "requests" / "index.json"
+    path = run / "run.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"schema": 99}))
-    with pytest.raises(RunFolderError, match="schema 99, this evalsuite reads schema 2"):
+    with pytest.raises(RunFolderError, match="'schema' = 99; this evalsuite reads 4"):
         evaluate(RunConfig(suite=suite, checkpoints=["a"], out=run, quiet=True))
 
 
@@ -324,7 +325,7 @@ def test_partial_and_missing_data_are_reported(crew: Any, tmp_path: Path) -> Non
         assert set(summary.left_out) == {"arc_easy", "humaneval"}
         assert "piqa: 5 of 1,838 documents are available" in str(summary)
         assert "humaneval is left out: it executes generated code" in str(summary)
-    assert [each.name for each in read_plan(run).benchmarks] == ["piqa"]
+    assert [each.name for each in read_manifest(run).benchmarks] == ["piqa"]
     assert "arc_easy is left out" in str(
         estimate_run(RunConfig(suite=suite, checkpoints=["a"], out=run, data=data, skip_missing=True))
     )

@@ -105,7 +105,12 @@ def with_json(name: str, change: Callable[[Any], Any]) -> Callable[[Path], None]
 
 def with_checkpoint(**fields: Any) -> Callable[[Path], None]:
     """Change the shard's last checkpoint, which the run does not know yet."""
-    return with_json("checkpoints.json", lambda found: [*found[:-1], found[-1] | fields])
+
+    def change(found: dict[str, Any]) -> dict[str, Any]:
+        *others, last = found["checkpoints"]
+        return found | {"checkpoints": [*others, last | fields]}
+
+    return with_json("run.json", change)
 
 
 def with_engine(**fields: Any) -> Callable[[Path], None]:
@@ -122,17 +127,7 @@ def with_facts(**facts: Any) -> Callable[[Path], None]:
 
 def with_diverged(**fields: Any) -> Callable[[Path], None]:
     note = {"label": "gla", "stage": "kd", "step": 12, "tokens": 53248, "reason": "the loss is nan"}
-
-    def add(shard: Path) -> None:
-        (shard / "requests" / "diverged.json").write_text(json.dumps({"gla": note | fields}))
-
-    return add
-
-
-def with_registered(**fields: Any) -> Callable[[Path], None]:
-    return with_json(
-        "requests/registered.json", lambda found: {name: facts | fields for name, facts in found.items()}
-    )
+    return with_json("run.json", lambda found: found | {"diverged": [note | fields]})
 
 
 def with_bytes(name: str, data: bytes) -> Callable[[Path], None]:
@@ -215,20 +210,24 @@ MALFORMED: dict[str, tuple[Callable[[Path], None], str, str]] = {
         "finish_reason",
     ),
     "half a surrogate": (with_response("generate", text="\ud800"), "generate.jsonl", "text"),
-    "a label that is a number": (with_checkpoint(label=7), "checkpoints.json", "label"),
-    "a label that is null": (with_checkpoint(label=None), "checkpoints.json", "label"),
-    "a label that is a list": (with_checkpoint(label=["b"]), "checkpoints.json", "label"),
-    "an empty label": (with_checkpoint(label=""), "checkpoints.json", "label"),
-    "a label of 300 characters": (with_checkpoint(label="b" * 300), "checkpoints.json", "label"),
-    "a label that leaves its folder": (with_checkpoint(label="../../b"), "checkpoints.json", "label"),
-    "an absolute label": (with_checkpoint(label="/etc/b"), "checkpoints.json", "label"),
-    "a label with a control character": (with_checkpoint(label="b\x1b[2J"), "checkpoints.json", "label"),
-    "an unknown field of a checkpoint": (with_checkpoint(role="teacher"), "checkpoints.json", "role"),
-    "another tokenizer": (with_checkpoint(tokenizer="f" * 16), "checkpoints.json", "tokenizer"),
-    "checkpoints that are text": (with_json("checkpoints.json", lambda _: "b"), "checkpoints.json", "list"),
+    "a label that is a number": (with_checkpoint(label=7), "run.json", "label"),
+    "a label that is null": (with_checkpoint(label=None), "run.json", "label"),
+    "a label that is a list": (with_checkpoint(label=["b"]), "run.json", "label"),
+    "an empty label": (with_checkpoint(label=""), "run.json", "label"),
+    "a label of 300 characters": (with_checkpoint(label="b" * 300), "run.json", "label"),
+    "a label that leaves its folder": (with_checkpoint(label="../../b"), "run.json", "label"),
+    "an absolute label": (with_checkpoint(label="/etc/b"), "run.json", "label"),
+    "a label with a control character": (with_checkpoint(label="b\x1b[2J"), "run.json", "label"),
+    "an unknown field of a checkpoint": (with_checkpoint(rank=3), "run.json", "rank"),
+    "another tokenizer": (with_checkpoint(tokenizer="f" * 16), "run.json", "tokenizer"),
+    "checkpoints that are text": (
+        with_json("run.json", lambda found: found | {"checkpoints": "b"}),
+        "run.json",
+        "list",
+    ),
     "one checkpoint twice": (
-        with_json("checkpoints.json", lambda found: [*found, found[-1]]),
-        "checkpoints.json",
+        with_json("run.json", lambda found: found | {"checkpoints": [*found["checkpoints"]] * 2}),
+        "run.json",
         "weights_id",
     ),
     "an environment that is a list": (with_json("environment.json", lambda _: []), "environment.json", ""),
@@ -246,12 +245,12 @@ MALFORMED: dict[str, tuple[Callable[[Path], None], str, str]] = {
     ),
     "an environment that is binary": (with_bytes("environment.json", b"\x00\xff"), "environment.json", ""),
     "a deep environment": (with_bytes("environment.json", b"[" * 100_000), "environment.json", ""),
-    "a registered label of another type": (with_registered(label=3), "registered.json", "label"),
-    "registered parameters as text": (with_registered(parameters="7B"), "registered.json", "parameters"),
-    "a registered lineage as text": (with_registered(lineage="gpt"), "registered.json", "lineage"),
-    "a negative step of divergence": (with_diverged(step=-1), "diverged.json", "step"),
-    "an unknown field of a divergence": (with_diverged(loss="nan"), "diverged.json", "loss"),
-    "an unknown field of a registration": (with_registered(role="x"), "registered.json", "role"),
+    "a registered label of another type": (with_checkpoint(label=3), "run.json", "label"),
+    "registered parameters as text": (with_checkpoint(parameters="7B"), "run.json", "parameters"),
+    "a registered lineage as text": (with_checkpoint(lineage="gpt"), "run.json", "lineage"),
+    "a negative step of divergence": (with_diverged(step=-1), "run.json", "step"),
+    "an unknown field of a divergence": (with_diverged(loss="nan"), "run.json", "loss"),
+    "an unknown role": (with_checkpoint(role="x"), "run.json", "role"),
     "a log of an unknown verb": (renamed_log, "scores.jsonl", "score"),
     "a log of another engine": (moved_log, "0123.score.jsonl", "engine"),
     "a token of 10^30": (with_response("generate", tokens=[10**30]), "generate.jsonl", "tokens"),
@@ -320,7 +319,7 @@ def test_a_sound_response_replaces_a_refusal(home: Path, built: Path, shard: Pat
     assert here == sound
 
 
-@pytest.mark.parametrize("name", ["notes.txt", "responses/../plan.yaml", "requests/index.json"])
+@pytest.mark.parametrize("name", ["notes.txt", "responses/../run.json", "requests/index.json"])
 def test_unknown_files_in_an_archive_are_refused(
     name: str, built: Path, home: Path, shard: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -342,9 +341,8 @@ def test_unknown_files_in_an_archive_are_refused(
     ("name", "change"),
     [
         ("environment.json", b"{"),
-        ("checkpoints.json", b"{"),
-        ("requests/registered.json", b"\xff"),
-        ("requests/diverged.json", b"{"),
+        ("run.json", b"{"),
+        ("run.json", b"\xff"),
     ],
 )
 def test_errors_in_an_archive_name_the_archive(

@@ -13,11 +13,11 @@ from evalsuite.cli import main
 from evalsuite.config import RunConfig
 from evalsuite.evaluation import estimate_run, evaluate
 from evalsuite.evaluation.environment import update_environment
-from evalsuite.evaluation.run_paths import read_index
+from evalsuite.evaluation.run_paths import read_built
 from evalsuite.evaluation.shards.export import export_shard
 from evalsuite.evaluation.shards.merge import merge_shards
 from evalsuite.foundation import ConfigError, DataError, RunFolderError, read_jsonl
-from evalsuite.reports.records.run_folder import read_plan
+from evalsuite.reports.run import read_manifest
 from tests.reports.score_edits import rows_by_cell
 
 
@@ -39,7 +39,7 @@ def host(suite: Path, tmp_path: Path, crew: Any) -> Path:
     home = tmp_path / "home"
     evaluate(RunConfig(suite=suite, out=home, teacher="t", phases=("build",), quiet=True))
     there = tmp_path / "host"
-    for name in ("plan.yaml", "environment.json", "requests"):
+    for name in ("run.json", "environment.json", "requests"):
         kept = home / name
         (shutil.copytree if kept.is_dir() else shutil.copy)(kept, _parent(there) / name)
     return there
@@ -62,11 +62,11 @@ def test_late_checkpoint_needs_no_documents_or_suite(host: Path, suite: Path, tm
                 quiet=True,
             )
         )
-    assert [each.label for each in read_index(host).checkpoints] == ["t", "b"]
+    assert [each.label for each in read_built(host).checkpoints] == ["t", "b"]
     export_shard(host, shard)
     summary = evaluate(RunConfig(suite=suite, out=home, phases=("score",), merge_shards=[shard], quiet=True))
     assert (summary.merged, summary.missing) == ({"t": 20, "b": 20}, 0)
-    assert [(each.label, each.role) for each in read_plan(home).checkpoints] == [
+    assert [(each.label, each.role) for each in read_manifest(home).checkpoints] == [
         ("t", "teacher"),
         ("b", "student"),
     ]
@@ -89,7 +89,7 @@ def test_late_checkpoint_needs_no_documents_or_suite(host: Path, suite: Path, tm
     ]
     # Rendered again, the run still knows them.
     evaluate(RunConfig(suite=suite, checkpoints=["c"], out=home, phases=("build",), quiet=True))
-    assert [each.label for each in read_plan(home).checkpoints] == ["t", "b", "c"]
+    assert [each.label for each in read_manifest(home).checkpoints] == ["t", "b", "c"]
 
 
 def test_shard_logprobs_are_float32(host: Path, tmp_path: Path) -> None:

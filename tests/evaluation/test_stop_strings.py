@@ -8,10 +8,10 @@ from transformers import PreTrainedTokenizerFast
 
 from evalsuite.config import RunConfig
 from evalsuite.evaluation import evaluate
-from evalsuite.evaluation.run_paths import read_index
+from evalsuite.evaluation.run_paths import cells_of, read_built
 from evalsuite.foundation import ConfigError, RunFolderError
 from evalsuite.foundation.strict import parse
-from evalsuite.reports.records.run_folder import read_plan
+from evalsuite.reports.run import read_manifest
 from evalsuite.tasks.benchmark import Benchmark, Generation, all_benchmarks
 
 MINE = """name: mine
@@ -42,11 +42,11 @@ def build(benchmark: Path, run: str) -> tuple[tuple[str, ...], str, str]:
     """The stop strings of the requests, the plan's sampling, and the run's configuration."""
     suite, out = benchmark.with_name("s.yaml"), benchmark.with_name(run)
     evaluate(RunConfig(suite=suite, checkpoints=["a"], out=out, phases=("build",), quiet=True))
-    (cell,) = read_index(out).cells
+    (cell,) = cells_of(read_built(out))
     assert cell.sampling_params is not None
-    plan = read_plan(out).benchmarks[0].protocols["generation"]
+    plan = read_manifest(out).benchmarks[0].protocols["generation"]
     assert plan.sampling == cell.sampling_params.key()
-    return cell.sampling_params.stop, plan.sampling, str(read_index(out).config)
+    return cell.sampling_params.stop, plan.sampling, str(read_built(out).config)
 
 
 def test_only_prompts_without_a_chat_template_get_them(

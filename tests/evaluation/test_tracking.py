@@ -8,7 +8,7 @@ import pytest
 
 from evalsuite.config import RunConfig
 from evalsuite.evaluation import evaluate
-from evalsuite.evaluation.run_paths import read_index
+from evalsuite.evaluation.run_paths import cells_of, read_built
 from evalsuite.evaluation.score import _RunScorer
 from evalsuite.foundation.tracking import TRACKERS, Tracker
 
@@ -57,5 +57,5 @@ def test_a_tracker_follows_a_run_while_it_goes(
     evaluate(config)
     assert not any("/infer/" in name for name in logged)
     assert len({name.rpartition("/")[0] for name in logged if "/" in name}) == 2 * len(
-        {(row.benchmark, row.protocol) for row in read_index(tmp_path / "run").cells}
+        {(row.benchmark, row.protocol) for row in cells_of(read_built(tmp_path / "run"))}
     )

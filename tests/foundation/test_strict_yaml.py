@@ -27,7 +27,7 @@ from evalsuite.models.checkpoints.safetensors_index import read_header
 from evalsuite.reports.analysis.measures.admission import load_rule
 from evalsuite.reports.gate.policy import load_policy
 from evalsuite.reports.imports.fields import read_object as read_log
-from evalsuite.reports.records.run_folder import read_plan
+from evalsuite.reports.run import read_manifest
 from evalsuite.tasks.benchmark import load_benchmark
 from evalsuite.tasks.suite import load_suite
 
@@ -90,8 +90,8 @@ def written(read: Callable[[Path], Any], text: str) -> Callable[[Path], Any]:
 
 
 def plan(path: Path) -> Any:
-    (path.parent / "plan.yaml").write_text("schema: 3\nschema: 4\n")
-    return read_plan(path.parent)
+    (path.parent / "run.json").write_text('{"schema": 3, "schema": 4}')
+    return read_manifest(path.parent)
 
 
 def recipe_with_layers(path: Path) -> Any:
@@ -107,7 +107,7 @@ READERS: dict[str, tuple[Callable[[Path], Any], type[EvalsuiteError]]] = {
     "suite.yaml": (written(load_suite, "name: x\nbenchmarks: [a]\nbenchmarks: [b]\n"), ConfigError),
     "benchmark.yaml": (written(load_benchmark, "name: x\nname: y\n"), ConfigError),
     "recipe.yaml": (written(load_recipe, "name: x\nseed: 1\nseed: 2\n"), ConfigError),
-    "plan.yaml": (plan, ConfigError),
+    "run.json": (plan, DataError),
     "card.md": (lambda path: read_card("---\na: 1\na: 2\n---\n", str(path)), DataError),
     "object.json": (written(read_json, OBJECT), DataError),
     "rows.jsonl": (written(lambda path: list(read_jsonl(path)), OBJECT + "\n"), DataError),

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from itertools import chain
 
 from evalsuite.evaluation.plan import benchmarks_in
-from evalsuite.evaluation.run_paths import read_documents, read_index
+from evalsuite.evaluation.run_paths import cells_of, read_built, read_documents
 from evalsuite.foundation import MissingDependencyError
 from evalsuite.protocols.scorers.longbench import classes_of
 from evalsuite.protocols.scorers.words import first_line
@@ -86,9 +86,9 @@ def compare(run: Path) -> Iterator[Row]:
         DataError: invalid score rows or documents.
         MissingDependencyError: as `lm_eval_metric`.
     """
-    index = read_index(run)
-    benchmarks = benchmarks_in(index)
-    for cell in index.cells:
+    manifest = read_built(run)
+    benchmarks = benchmarks_in(manifest)
+    for cell in cells_of(manifest):
         spec = benchmarks[cell.benchmark].generation
         usable = cell.protocol == "generation" and spec is not None
         found = lm_eval_metric(spec.scorer or "") if usable and spec is not None else None

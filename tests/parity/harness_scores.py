@@ -29,11 +29,10 @@ from evalsuite.evaluation.environment import fingerprints
 from evalsuite.evaluation.plan import benchmarks_in
 from evalsuite.evaluation.run_paths import (
     Cell,
-    CheckpointRef,
-    Index,
     cell_documents,
+    cells_of,
+    read_built,
     read_documents,
-    read_index,
     read_requests,
     responses_folder,
 )
@@ -45,6 +44,7 @@ from evalsuite.models.inference.requests import GenerateResponse
 from evalsuite.models.inference.response_cache import ResponseCache
 from evalsuite.protocols.generation import GenerationBenchmark
 from evalsuite.reports.records.score_table import score_table
+from evalsuite.reports.run import Checkpoint, Manifest
 from evalsuite.tasks.sources.assets import ensure_asset
 from tests.parity.exit_codes import exit_with
 from tests.parity.lm_pub_quiz import is_bear, pub_quiz_scores
@@ -94,22 +94,22 @@ def compare(
         ConfigError: the checkpoint is not in this run, or responses are missing.
         DataError: the prompts of a harness differ from ours.
     """
-    index = read_index(run)
-    ref = next((each for each in index.checkpoints if each.weights_id == checkpoint.weights_id), None)
+    manifest = read_built(run)
+    ref = next((each for each in manifest.checkpoints if each.weights_id == checkpoint.weights_id), None)
     if ref is None:
         raise ConfigError(f"{run}: has no checkpoint of weights {checkpoint.weights_id}")
     table = score_table(run)
     if table.empty:
         raise ConfigError(f"{run}: has no scores; finish the run first")
     table = table[table["weights_id"] == ref.weights_id]
-    benchmarks = benchmarks_in(index)
-    for cell in index.cells:
+    benchmarks = benchmarks_in(manifest)
+    for cell in cells_of(manifest):
         spec = benchmarks[cell.benchmark].generation
         if cell.protocol not in protocols or (names and cell.benchmark not in names):
             continue
         if cell.protocol == "generation" and (spec is None or spec.dataset == "evalsuite"):
             continue
-        given = _harness_input(run, index, cell, data_dir)
+        given = _harness_input(run, manifest, cell, data_dir)
         if cell.protocol == "loglikelihood" and is_bear(given.benchmark):
             scores, harness = pub_quiz_scores(given, checkpoint, data_dir, batch), "lm-pub-quiz"
         elif cell.protocol == "loglikelihood":
@@ -120,21 +120,21 @@ def compare(
                 raise ConfigError(f"{cell.benchmark}: only greedy responses can be compared")
             for asset in given.benchmark.assets:
                 ensure_asset(asset, data_dir)
-            scores = evalscope_scores(given, _texts(run, index, ref, cell, given))
+            scores = evalscope_scores(given, _texts(run, manifest, ref, cell, given))
             harness = "EvalScope"
         yield from _rows(table, cell, given.num_fewshot, scores, harness)
 
 
-def _harness_input(run: Path, index: Index, cell: Cell, data_dir: Path | str | None) -> HarnessInput:
-    benchmark = benchmarks_in(index)[cell.benchmark]
-    entry = next(each for each in index.config["entries"] if each["benchmark"]["name"] == cell.benchmark)
+def _harness_input(run: Path, manifest: Manifest, cell: Cell, data_dir: Path | str | None) -> HarnessInput:
+    benchmark = benchmarks_in(manifest)[cell.benchmark]
+    entry = next(each for each in manifest.config["entries"] if each["benchmark"]["name"] == cell.benchmark)
     num_fewshot = int(entry["num_fewshot"][cell.protocol])
     examples = fewshot_examples(benchmark, num_fewshot, data_dir)
-    documents = cell_documents(read_documents(run, cell.benchmark), cell, index.config["seed"])
+    documents = cell_documents(read_documents(run, cell.benchmark), cell, manifest.config["seed"])
     return HarnessInput(benchmark=benchmark, documents=documents, num_fewshot=num_fewshot, examples=examples)
 
 
-def _texts(run: Path, index: Index, ref: CheckpointRef, cell: Cell, given: HarnessInput) -> dict[Any, str]:
+def _texts(run: Path, manifest: Manifest, ref: Checkpoint, cell: Cell, given: HarnessInput) -> dict[Any, str]:
     """Return the checkpoint's responses, by their messages."""
     harness = make_harness(given.benchmark, "generation", given.documents, given.num_fewshot, given.examples)
     assert isinstance(harness, GenerationBenchmark)

@@ -11,7 +11,7 @@ import pandas as pd
 from evalsuite.reports.analysis.cells import Cell
 from evalsuite.reports.analysis.counting import Counting
 from evalsuite.reports.records.merging import CheckpointEntry
-from evalsuite.reports.records.run_folder import BenchmarkPlan, CheckpointPlan, ProtocolPlan
+from evalsuite.reports.run import Benchmark, Checkpoint, ProtocolSettings
 
 CHOICES = 4
 CHANCE = 1 / CHOICES
@@ -94,7 +94,7 @@ def _checkpoints(labels: Sequence[str], tokens: Sequence[int]) -> list[Checkpoin
         lineage: dict[str, Any] = {}
         if number and tokens:
             lineage = {"recipe": "r", "seed": 0, "mixers": ["gla"], "tokens": tokens[number - 1] * 10**6}
-        plan = CheckpointPlan(
+        plan = Checkpoint(
             label=label,
             weights_id=label,
             role="student" if number else "teacher",
@@ -112,13 +112,13 @@ def _cell(benchmark: str, name: str, gold: np.ndarray, choices: np.ndarray) -> C
     shape = (len(choices), 1, documents)
     zeros = np.zeros(shape, dtype=np.int32)
     return Cell(
-        benchmark=BenchmarkPlan(
+        benchmark=Benchmark(
             name=benchmark,
             title=benchmark,
             category="knowledge",
             license="",
             chance=CHANCE,
-            protocols={PROTOCOL: ProtocolPlan(metric="acc", documents=documents)},
+            protocols={PROTOCOL: ProtocolSettings(metric="acc", documents=documents)},
         ),
         protocol=PROTOCOL,
         context=None,

@@ -22,10 +22,10 @@ import torch
 
 from evalsuite.config import RunConfig
 from evalsuite.evaluation import evaluate
-from evalsuite.evaluation.environment import read_environment
 from evalsuite.executors import EXECUTORS, Channel, Executor, Job, Worker, open_executor
 from evalsuite.foundation import write_json
 from evalsuite.models.checkpoints.load import load_checkpoint
+from evalsuite.reports.run import read_environment
 from tests.parity.exit_codes import exit_with
 
 CHECKPOINTS = 10

@@ -26,9 +26,9 @@ from pathlib import Path
 import numpy as np
 
 from evalsuite.foundation import progress, write_json
-from evalsuite.reports.records.run_folder import BenchmarkPlan, CheckpointPlan, Plan, ProtocolPlan, write_plan
 from evalsuite.reports.records.schema import ScoreRow
 from evalsuite.reports.records.score_files import ScoreFileInfo, ScorerVersion, write_score_file
+from evalsuite.reports.run import Benchmark, Checkpoint, Manifest, ProtocolSettings, write_manifest
 from tests.parity.exit_codes import exit_with
 
 CHECKPOINTS = 10
@@ -58,7 +58,7 @@ def write_run(run: Path, documents: int, checkpoints: int = CHECKPOINTS, benchma
     """
     names = [f"benchmark_{i}" for i in range(benchmarks)]
     labels = ["teacher", *(f"student-{i}" for i in range(1, checkpoints))]
-    write_plan(run, _plan(names, labels, documents))
+    write_manifest(run, _plan(names, labels, documents))
     rng = np.random.default_rng(SEED)
     for name in progress(names, what="score rows"):
         hard = rng.standard_normal(documents)
@@ -70,25 +70,25 @@ def write_run(run: Path, documents: int, checkpoints: int = CHECKPOINTS, benchma
     return benchmarks * 2 * checkpoints * documents
 
 
-def _plan(names: Sequence[str], labels: Sequence[str], documents: int) -> Plan:
-    return Plan(
+def _plan(names: Sequence[str], labels: Sequence[str], documents: int) -> Manifest:
+    return Manifest(
         suite="throughput",
         created="2026-01-01T00:00:00Z",
         benchmarks=tuple(
-            BenchmarkPlan(
+            Benchmark(
                 name=name,
                 title=name,
                 category="knowledge",
                 chance=0.25,
                 protocols={
-                    "loglikelihood": ProtocolPlan(metric="acc", documents=documents),
-                    "generation": ProtocolPlan(metric="acc", documents=documents, sampling="greedy"),
+                    "loglikelihood": ProtocolSettings(metric="acc", documents=documents),
+                    "generation": ProtocolSettings(metric="acc", documents=documents, sampling="greedy"),
                 },
             )
             for name in names
         ),
         checkpoints=tuple(
-            CheckpointPlan(label=label, weights_id=f"{i:016x}", role="student" if i else "teacher")
+            Checkpoint(label=label, weights_id=f"{i:016x}", role="student" if i else "teacher")
             for i, label in enumerate(labels)
         ),
     )

@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 
 from evalsuite.foundation.taxonomy import RecallNumber
-from evalsuite.reports.records.run_folder import (
-    BenchmarkPlan,
-    CheckpointPlan,
-    Plan,
-    ProtocolPlan,
-    write_environment,
-    write_plan,
-)
 from evalsuite.reports.records.schema import ScoreRow
+from evalsuite.reports.run import (
+    Benchmark,
+    Checkpoint,
+    Manifest,
+    ProtocolSettings,
+    write_environment,
+    write_manifest,
+)
 from evalsuite.tasks.benchmark import known_benchmarks, load_benchmark
 from evalsuite.tasks.recall import recall_numbers
 from tests.reports.score_edits import write_rows
@@ -88,7 +88,7 @@ def make_run(
     rho: float = 0.7,
 ) -> Path:
     """Write a run folder; a document's difficulty is shared by all checkpoints and protocols (`rho`)."""
-    write_plan(run, plan_of(benchmarks, models))
+    write_manifest(run, plan_of(benchmarks, models))
     write_environment(run, {"python": "3.11", "packages": {"torch": "2.13.0"}, "device": "NVIDIA H200"})
     rows: list[ScoreRow] = []
     for spec in benchmarks:
@@ -103,13 +103,13 @@ def make_run(
     return run
 
 
-def plan_of(benchmarks: Sequence[SyntheticBenchmark], models: Sequence[SyntheticCheckpoint]) -> Plan:
+def plan_of(benchmarks: Sequence[SyntheticBenchmark], models: Sequence[SyntheticCheckpoint]) -> Manifest:
     """The plan of a synthetic run."""
-    return Plan(
+    return Manifest(
         suite="synthetic",
         created="2026-11-21T08:00:00Z",
         benchmarks=tuple(
-            BenchmarkPlan(
+            Benchmark(
                 name=spec.name,
                 title=spec.title,
                 category=spec.category,
@@ -119,9 +119,11 @@ def plan_of(benchmarks: Sequence[SyntheticBenchmark], models: Sequence[Synthetic
                 group=spec.group,
                 recall=_recall(spec),
                 protocols={
-                    name: ProtocolPlan(metric="nll", documents=_count(spec), direction="lower", units="words")
+                    name: ProtocolSettings(
+                        metric="nll", documents=_count(spec), direction="lower", units="words"
+                    )
                     if spec.perplexity
-                    else ProtocolPlan(
+                    else ProtocolSettings(
                         metric="acc",
                         documents=_count(spec),
                         sampling="" if name == "loglikelihood" else "greedy",
@@ -133,7 +135,7 @@ def plan_of(benchmarks: Sequence[SyntheticBenchmark], models: Sequence[Synthetic
             for spec in benchmarks
         ),
         checkpoints=tuple(
-            CheckpointPlan(
+            Checkpoint(
                 label=model.label,
                 weights_id=model.weights_id,
                 role=model.role,

@@ -6,9 +6,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import yaml
 
-from evalsuite.foundation import EvalsuiteError
+from evalsuite.foundation import EvalsuiteError, read_json, write_json
 from evalsuite.reports import RunSelection, compare, policy_from_options, run_gate
 from evalsuite.reports.records.score_files import read_rows, score_path, score_paths
 from tests.reports.score_edits import all_rows, write_unchecked
@@ -44,8 +43,7 @@ def edit(run: Path, change: Callable[[int, Row], Row | None], protocol: str = "l
 
 def plan(run: Path, change: Callable[[Row], Row]) -> None:
     """Change the plan."""
-    path = run / "plan.yaml"
-    path.write_text(yaml.safe_dump(change(yaml.safe_load(path.read_text()))))
+    write_json(run / "run.json", change(read_json(run / "run.json")))
 
 
 def at(number: int, **changes: Any) -> Callable[[int, Row], Row]:

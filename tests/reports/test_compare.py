@@ -15,7 +15,7 @@ import pytest
 from evalsuite.foundation import ConfigError
 from evalsuite.reports import compare, policy_from_options, run_gate
 from evalsuite.reports.comparison import Comparison
-from evalsuite.reports.records.run_folder import read_plan
+from evalsuite.reports.run import read_manifest
 from tests.reports.page_samples import sample_rows
 from tests.reports.score_edits import all_rows, edit_rows
 
@@ -261,7 +261,7 @@ def test_doctor_warnings_appear_in_the_report(
     for path in small_run.iterdir():
         if path.name != "scores.parquet":
             (run / path.name).symlink_to(path)
-    weights = read_plan(small_run).checkpoints[0].weights_id
+    weights = read_manifest(small_run).checkpoints[0].weights_id
     checks = [{"name": "batched", "status": "warning", "text": "4 % changed", "changed": 0.04}]
     doctor = {"schema": 1, "checkpoints": [{"label": "teacher", "weights_id": weights, "checks": checks}]}
     (run / "doctor.json").write_text(json.dumps(doctor))
@@ -366,8 +366,8 @@ def test_redacted_page_has_no_absolute_paths(synthetic: SimpleNamespace, tmp_pat
     run = synthetic.make_run(
         tmp_path / "run", [synthetic.SyntheticBenchmark("f", "F", "knowledge", 40)], answerers
     )
-    plan = (run / "plan.yaml").read_text().replace("path: students/s", "path: /home/me/students/s")
-    (run / "plan.yaml").write_text(plan)
+    plan = (run / "run.json").read_text().replace('"path": "students/s', '"path": "/home/me/students/s')
+    (run / "run.json").write_text(plan)
     (run / "environment.json").write_text(json.dumps({"data": "/home/me/data", "python": "3.11"}))
     public, private = tmp_path / "public", tmp_path / "private"
     compare([run], private)

@@ -2,6 +2,7 @@
 
 import csv
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,9 @@ from evalsuite.foundation import ConfigError
 from evalsuite.foundation.strict import parse
 from evalsuite.reports import Policy, compare, policy_from_options, run_gate
 from evalsuite.reports.exports.samples.folder import export_samples
-from evalsuite.reports.records.run_folder import DivergedStudent, read_plan, write_plan
 from evalsuite.reports.records.run_selection import RunSelection
 from evalsuite.reports.report import build_report
+from evalsuite.reports.run import DivergedStudent, read_manifest, write_manifest
 
 FIXTURES = Path(__file__).parent / "fixtures"
 GLA = DivergedStudent(label="gla", stage="kd", step=12, tokens=53248, reason="the loss is nan")
@@ -23,7 +24,7 @@ WHY = "diverged in training (stage 'kd', step 12, after 53,248 tokens: the loss 
 def run(tmp_path: Path) -> Path:
     """The run that passes, which was to have another student."""
     shutil.copytree(FIXTURES / "passing", tmp_path / "run")
-    write_plan(tmp_path / "run", read_plan(tmp_path / "run").model_copy(update={"diverged": (GLA,)}))
+    write_manifest(tmp_path / "run", replace(read_manifest(tmp_path / "run"), diverged=(GLA,)))
     return tmp_path / "run"
 
 
@@ -33,7 +34,7 @@ def test_page_markdown_and_samples_name_them(run: Path, tmp_path: Path) -> None:
     page = (tmp_path / "out" / "index.html").read_text()
     assert f"<b>Without a checkpoint:</b> gla {WHY.replace(chr(39), '&#39;')}." in page
     assert "'gla' diverged in training" in (tmp_path / "out" / "report.md").read_text()
-    assert read_plan(tmp_path / "out" / "samples").diverged == (GLA,)
+    assert read_manifest(tmp_path / "out" / "samples").diverged == (GLA,)
     with open(tmp_path / "out" / "leaderboard.csv") as file:
         assert "gla" not in {row["label"] for row in csv.DictReader(file)}
 
@@ -49,7 +50,7 @@ def test_a_gate_on_every_student_cannot_pass(run: Path) -> None:
 
 
 def test_a_gate_on_other_students_is_not_concerned(run: Path) -> None:
-    student = next(each.label for each in read_plan(run).checkpoints if each.role == "student")
+    student = next(each.label for each in read_manifest(run).checkpoints if each.role == "student")
 
     def named(*labels: str) -> Policy:
         return parse({"rules": [{"metric": "recovery", "min": 0.9, "checkpoints": labels}]}, Policy, "policy")
@@ -61,7 +62,7 @@ def test_a_gate_on_other_students_is_not_concerned(run: Path) -> None:
 
 
 def test_a_selection_may_name_or_leave_them_out(run: Path) -> None:
-    student = next(each.label for each in read_plan(run).checkpoints if each.role == "student")
+    student = next(each.label for each in read_manifest(run).checkpoints if each.role == "student")
     for names, found in (((student,), ()), ((student, "gla"), (GLA,))):
         report = build_report([run], RunSelection(checkpoints=names))
         assert tuple(each.note for each in report.tensor.merged.diverged) == found
@@ -78,9 +79,9 @@ def test_a_diverged_student_alone_is_compared_with_nothing(run: Path) -> None:
 def test_a_run_that_has_the_student_counts(run: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     shutil.copytree(FIXTURES / "passing", other)
-    student = next(each.label for each in read_plan(other).checkpoints if each.role == "student")
-    again = GLA.model_copy(update={"label": student})
-    write_plan(other, read_plan(other).model_copy(update={"diverged": (again, GLA)}))
+    student = next(each.label for each in read_manifest(other).checkpoints if each.role == "student")
+    again = replace(GLA, label=student)
+    write_manifest(other, replace(read_manifest(other), diverged=(again, GLA)))
     assert [each.note for each in build_report([run, other]).tensor.merged.diverged] == [GLA]
 
 
@@ -88,16 +89,16 @@ def test_another_model_of_its_label_does_not_hide_a_student(run: Path, tmp_path:
     """Another run has a student that is called the same, in another folder."""
     other = tmp_path / "other"
     shutil.copytree(FIXTURES / "passing", other)
-    plan = read_plan(other)
+    plan = read_manifest(other)
     called = tuple(
-        each.model_copy(update={"label": "gla", "weights_id": "ff" * 8, "path": "elsewhere/gla"})
+        replace(each, label="gla", weights_id="ff" * 8, path="elsewhere/gla")
         if each.role == "student"
         else each
         for each in plan.checkpoints
     )
-    write_plan(other, plan.model_copy(update={"checkpoints": called}))
-    for note in (GLA, GLA.model_copy(update={"path": "students/gla"})):
-        write_plan(run, read_plan(run).model_copy(update={"diverged": (note,)}))
+    write_manifest(other, replace(plan, checkpoints=called))
+    for note in (GLA, replace(GLA, path="students/gla")):
+        write_manifest(run, replace(read_manifest(run), diverged=(note,)))
         merged = build_report([run, other]).tensor.merged
         assert [each.label for each in merged.diverged] == ["gla (diverged)"]
         verdict = run_gate([run, other], policy_from_options(min_recovery=0.9))
@@ -110,16 +111,16 @@ def test_another_model_of_its_label_does_not_hide_a_student(run: Path, tmp_path:
 
 
 def test_a_student_that_was_trained_again_in_its_folder_has_a_checkpoint(run: Path) -> None:
-    plan = read_plan(run)
+    plan = read_manifest(run)
     student = next(each for each in plan.checkpoints if each.role == "student")
-    again = GLA.model_copy(update={"path": f"./{student.path}"})
-    write_plan(run, plan.model_copy(update={"diverged": (again,)}))
+    again = replace(GLA, path=f"./{student.path}")
+    write_manifest(run, replace(plan, diverged=(again,)))
     assert build_report([run]).tensor.merged.diverged == ()
 
 
 def test_two_students_of_one_label_are_two(run: Path, tmp_path: Path) -> None:
-    notes = tuple(GLA.model_copy(update={"path": path}) for path in ("a/gla", "b/gla"))
-    write_plan(run, read_plan(run).model_copy(update={"diverged": notes}))
+    notes = tuple(replace(GLA, path=path) for path in ("a/gla", "b/gla"))
+    write_manifest(run, replace(read_manifest(run), diverged=notes))
     assert len(build_report([run]).tensor.merged.diverged) == 2
     export_samples(build_report([run]), tmp_path)
-    assert {each.path for each in read_plan(tmp_path / "samples").diverged} == {"a/gla", "b/gla"}
+    assert {each.path for each in read_manifest(tmp_path / "samples").diverged} == {"a/gla", "b/gla"}

@@ -1,6 +1,7 @@
 """Names of checkpoints: printed labels, ids and paths are names, and one that fits several is refused."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,9 +18,9 @@ from evalsuite.reports.exports.samples.folder import export_samples
 from evalsuite.reports.imports import import_logs
 from evalsuite.reports.records.merging import merge_plans
 from evalsuite.reports.records.names import Name, find, unique_labels
-from evalsuite.reports.records.run_folder import read_plan, write_environment, write_plan
 from evalsuite.reports.records.score_table import score_table
 from evalsuite.reports.report import build_report
+from evalsuite.reports.run import read_manifest, write_environment, write_manifest
 from tests.reports.imports.logs import LmEvalLog, task
 from tests.reports.score_edits import edit_rows
 
@@ -54,9 +55,9 @@ def run_of(synthetic: SimpleNamespace, folder: Path, labels: dict[str, float], l
 
 
 def rename(run: Path, label: Any) -> None:
-    plan = read_plan(run)
-    checkpoints = tuple(each.model_copy(update={"label": label(each)}) for each in plan.checkpoints)
-    write_plan(run, plan.model_copy(update={"checkpoints": checkpoints}))
+    plan = read_manifest(run)
+    checkpoints = tuple(replace(each, label=label(each)) for each in plan.checkpoints)
+    write_manifest(run, replace(plan, checkpoints=checkpoints))
 
 
 def policy(**rule: Any) -> Policy:
@@ -103,7 +104,7 @@ def test_a_policy_names_one_checkpoint(synthetic: SimpleNamespace, tmp_path: Pat
 
 def test_admission_takes_paths_and_ids(synthetic: SimpleNamespace, tmp_path: Path) -> None:
     run = run_of(synthetic, tmp_path, {"teacher": 0.8, "weak": 0.3})
-    weak = read_plan(run).checkpoints[1]
+    weak = read_manifest(run).checkpoints[1]
     found = [
         admit(run, name, AdmissionRule(min_documents=100)) for name in ("weak", weak.weights_id, weak.path)
     ]
@@ -167,15 +168,15 @@ def again(run: Path, to: Path, only: str, **engine: Any) -> Path:
     edit_rows(
         to, "facts", only, lambda _, row: row | {"fingerprint": f"{engine['engine']}{row['weights_id']}"}
     )
-    plan = read_plan(to)
+    plan = read_manifest(to)
     facts = {
         each.weights_id: {"fingerprint": f"{engine['engine']}{each.weights_id}", **engine}
         for each in plan.checkpoints
     }
     write_environment(to, {"engines": facts})
     protocols = {only: plan.benchmarks[0].protocols[only]}
-    benchmark = plan.benchmarks[0].model_copy(update={"protocols": protocols})
-    write_plan(to, plan.model_copy(update={"benchmarks": (benchmark,)}))
+    benchmark = replace(plan.benchmarks[0], protocols=protocols)
+    write_manifest(to, replace(plan, benchmarks=(benchmark,)))
     return to
 
 

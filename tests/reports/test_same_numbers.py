@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,10 +16,10 @@ from evalsuite.reports.exports import formats
 from evalsuite.reports.exports.samples.folder import export_samples
 from evalsuite.reports.records.efficiency import read_efficiency
 from evalsuite.reports.records.loss_curves import LossCurve, read_loss_curves
-from evalsuite.reports.records.run_folder import read_plan, write_plan
 from evalsuite.reports.records.score_files import open_score_file, read_rows
 from evalsuite.reports.records.sidecars import read_doctor
 from evalsuite.reports.report import Report, build_report
+from evalsuite.reports.run import read_manifest, write_manifest
 from tests.reports.records.test_loss_curves import put
 from tests.reports.score_edits import write_unchecked
 
@@ -79,10 +80,10 @@ def before(runs: list[Path]) -> Numbers:
 
 
 def reordered(run: Path) -> None:
-    plan = read_plan(run)
-    write_plan(
+    plan = read_manifest(run)
+    write_manifest(
         run,
-        plan.model_copy(update={"checkpoints": plan.checkpoints[::-1], "benchmarks": plan.benchmarks[::-1]}),
+        replace(plan, checkpoints=plan.checkpoints[::-1], benchmarks=plan.benchmarks[::-1]),
     )
 
 
@@ -94,12 +95,9 @@ def saved_again(run: Path) -> None:
 
 
 def renamed(run: Path) -> None:
-    plan = read_plan(run)
-    called = [
-        each.model_copy(update={"label": f"z{each.label}", "path": f"/else/{each.label}"})
-        for each in plan.checkpoints
-    ]
-    write_plan(run, plan.model_copy(update={"checkpoints": tuple(called)}))
+    plan = read_manifest(run)
+    called = [replace(each, label=f"z{each.label}", path=f"/else/{each.label}") for each in plan.checkpoints]
+    write_manifest(run, replace(plan, checkpoints=tuple(called)))
 
 
 def with_strangers(run: Path) -> None:
@@ -179,7 +177,7 @@ def test_another_engine_changes_nothing(runs: list[Path], before: Numbers, tmp_p
 
 def test_a_removed_student_is_named_by_what_asks_for_it(runs: list[Path], tmp_path: Path) -> None:
     copy = Path(shutil.copytree(runs[0], tmp_path / "copy"))
-    gla = next(each for each in read_plan(copy).checkpoints if each.label == "gla")
+    gla = next(each for each in read_manifest(copy).checkpoints if each.label == "gla")
     for path in (copy / "scores").glob("*.parquet"):
         if next(iter(read_rows(path, [1]).values()))["weights_id"] == gla.weights_id:
             path.unlink()

@@ -48,13 +48,14 @@ def report_folder(folder: Path) -> Path:
         ConfigError: it is neither.
     """
     from evalsuite.foundation import ConfigError
+    from evalsuite.reports.run import is_run_folder
 
-    if (folder / "plan.yaml").is_file():
+    if is_run_folder(folder):
         return folder / "report"
     if (folder / "index.html").is_file():
         return folder
     raise ConfigError(
-        f"{folder}: neither a run folder (no plan.yaml) nor a report (no index.html); pass the --out of "
+        f"{folder}: neither a run folder (no run.json) nor a report (no index.html); pass the --out of "
         "`evalsuite run` or `evalsuite compare`"
     )
 
@@ -87,10 +88,12 @@ class Refresh:
         return self.report / "index.html"
 
     def _is_stale(self) -> bool:
+        from evalsuite.reports.run import manifest_path
+
         if not self.page.exists():
             return True
         built = self.page.stat().st_mtime_ns
-        sources = [self.folder / "plan.yaml", self.folder / "scores", *self.folder.glob("scores/*.parquet")]
+        sources = [manifest_path(self.folder), self.folder / "scores", *self.folder.glob("scores/*.parquet")]
         return any(path.exists() and path.stat().st_mtime_ns >= built for path in sources)
 
     def _build(self) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from evalsuite.evaluation.checkpoints import tokenizer_id
 from evalsuite.evaluation.environment import fingerprints
-from evalsuite.evaluation.run_paths import read_index, read_requests
+from evalsuite.evaluation.run_paths import cells_of, read_built, read_requests
 from evalsuite.foundation import ConfigError, DataError, RunFolderError, content_hash, read_jsonl
 from evalsuite.models.diagnostics.distance import Passage
 from evalsuite.models.diagnostics.token_classes import (
@@ -49,12 +49,12 @@ def answer_parts(run: Path, tokenizer: Any, weights_id: str) -> list[Part]:
         RunFolderError: the run has no requests for this tokenizer, or no scores of the teacher.
         DataError: the run has no right answer to compare at.
     """
-    index, name = read_index(run), tokenizer_id(tokenizer)
-    if name not in {ref.tokenizer for ref in index.checkpoints}:
+    manifest, name = read_built(run), tokenizer_id(tokenizer)
+    if name not in {each.tokenizer for each in manifest.checkpoints}:
         raise RunFolderError(f"{run}: no requests for this teacher's tokenizer; run it there first")
     fingerprint = fingerprints(run).get(weights_id)
     found = []
-    for cell in index.cells:
+    for cell in cells_of(manifest):
         if cell.protocol != "loglikelihood":
             continue
         path = None if fingerprint is None else score_path(run, cell.benchmark, cell.protocol, fingerprint)

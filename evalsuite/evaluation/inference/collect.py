@@ -7,14 +7,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from evalsuite.evaluation.environment import read_environment, record_engine, update_environment
+from evalsuite.evaluation.environment import record_engine, update_environment
 from evalsuite.evaluation.inference.jobs import InferenceJob, split, whole_jobs
 from evalsuite.evaluation.inference.worker import EngineChoice, InferenceWorker, PreloadedEngine
-from evalsuite.evaluation.run_paths import CheckpointRef, Index
 from evalsuite.evaluation.run_responses import open_responses
 from evalsuite.executors import Executor
 from evalsuite.foundation import ConfigError, progress
 from evalsuite.models.inference.response_cache import Key, ResponseCache, response_from_dict
+from evalsuite.reports.run import Checkpoint, Manifest, read_environment
 
 
 @dataclass(slots=True)
@@ -33,8 +33,8 @@ class InferenceStats:
 
 def infer(
     run: Path,
-    index: Index,
-    checkpoints: Sequence[CheckpointRef],
+    manifest: Manifest,
+    checkpoints: Sequence[Checkpoint],
     choice: EngineChoice,
     executor: Executor,
     *,
@@ -48,7 +48,7 @@ def infer(
 
     Args:
         run: the run folder.
-        index: of the run.
+        manifest: of the run.
         checkpoints: to run.
         choice: the engine.
         executor: carries out the jobs; with several workers a checkpoint becomes several jobs.
@@ -62,12 +62,12 @@ def infer(
         Label → counts of responses.
 
     Raises:
-        CheckpointError: a checkpoint whose weights differ from those in the index.
+        CheckpointError: a checkpoint whose weights differ from those in the manifest.
         ConfigError: a benchmark that is not in the run, or is in two batches; too few GPUs.
         RunFolderError: the folder holds responses of another engine, dtype or version, or cannot be written.
     """
     cache = open_responses(run)
-    jobs = whole_jobs(run, index, cache, checkpoints, choice, protocols, batches)
+    jobs = whole_jobs(run, manifest, cache, checkpoints, choice, protocols, batches)
     if not jobs:
         return {}
     make_worker = InferenceWorker if preloaded is None else partial(InferenceWorker, preloaded)

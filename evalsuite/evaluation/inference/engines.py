@@ -8,14 +8,11 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from evalsuite.config import RunConfig
-from evalsuite.evaluation.run_paths import (
-    CheckpointRef,
-    Index,
-)
 from evalsuite.foundation import ConfigError
 from evalsuite.models.engines import engine_type
 from evalsuite.models.inference.base import Engine
 from evalsuite.models.inference.registry import EngineSettings
+from evalsuite.reports.run import Checkpoint, Manifest
 
 
 class EngineFactory(Protocol):
@@ -94,8 +91,8 @@ def resolve_device(device: str, dtype: str) -> tuple[str, str]:
 
 
 def select_checkpoints(
-    index: Index, paths: Sequence[str], *, trust_remote_code: bool = False
-) -> list[CheckpointRef]:
+    manifest: Manifest, paths: Sequence[str], *, trust_remote_code: bool = False
+) -> list[Checkpoint]:
     """Return the checkpoints of a run at `paths`.
 
     Paths may differ between machines; checkpoints are identified by their weights.
@@ -103,17 +100,17 @@ def select_checkpoints(
     Raises:
         ConfigError: a checkpoint without requests in this run.
     """
-    by_path = {ref.path: ref for ref in index.checkpoints}
-    by_weights = {ref.weights_id: ref for ref in index.checkpoints}
+    by_path = {each.path: each for each in manifest.checkpoints}
+    by_weights = {each.weights_id: each for each in manifest.checkpoints}
     found = {}
     for path in paths:
-        ref = by_path.get(path)
-        if ref is None:
+        each = by_path.get(path)
+        if each is None:
             from evalsuite.models.checkpoints.load import describe_checkpoint
 
             weights_id = describe_checkpoint(path, trust_remote_code=trust_remote_code).weights_id
             if weights_id not in by_weights:
                 raise ConfigError(f"{path}: not a checkpoint of this run; build its requests first")
-            ref = replace(by_weights[weights_id], path=path)
-        found[ref.weights_id] = ref
+            each = replace(by_weights[weights_id], path=path)
+        found[each.weights_id] = each
     return list(found.values())

@@ -5,13 +5,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from evalsuite.evaluation.environment import environment_path, read_environment
 from evalsuite.evaluation.inference.worker import EngineChoice, InferenceTask, token_cost
-from evalsuite.evaluation.run_paths import Cell, CheckpointRef, Index, read_requests
+from evalsuite.evaluation.run_paths import Cell, cells_of, read_requests
 from evalsuite.foundation import ConfigError, nearest
 from evalsuite.models.engines import engine_type
 from evalsuite.models.inference.requests import Request
 from evalsuite.models.inference.response_cache import ResponseCache
+from evalsuite.reports.run import Checkpoint, Manifest, environment_path, read_environment
 
 SMALLEST_PART = 1 / 16
 """Smallest part of a checkpoint's requests, as a share of what one worker has to do."""
@@ -30,9 +30,9 @@ class InferenceJob:
     """Inference of one checkpoint, or of a part of its requests, as `evalsuite.executors.Job`."""
 
     run: Path
-    index: Index = field(repr=False)
+    manifest: Manifest = field(repr=False)
     cache: ResponseCache = field(repr=False)
-    checkpoint: CheckpointRef
+    checkpoint: Checkpoint
     choice: EngineChoice
     batches: tuple[tuple[Part, ...], ...]
     cost: float = 0.0
@@ -60,7 +60,7 @@ class InferenceJob:
             [
                 request
                 for part in batch
-                for requests in read_documents(self.index, self.run, self.checkpoint, part.cell)[
+                for requests in read_documents(self.manifest, self.run, self.checkpoint, part.cell)[
                     part.start : part.stop
                 ]
                 for request in requests
@@ -86,9 +86,9 @@ class InferenceJob:
         )
 
 
-def read_documents(index: Index, run: Path, checkpoint: CheckpointRef, cell: Cell) -> list[list[Request]]:
+def read_documents(manifest: Manifest, run: Path, checkpoint: Checkpoint, cell: Cell) -> list[list[Request]]:
     """Return the requests of every document of a cell that a checkpoint reads."""
-    limit = index.limit(checkpoint)
+    limit = manifest.limit(checkpoint)
     return [
         cell.requests(request_set)
         for request_set in read_requests(run, checkpoint.tokenizer, cell)
@@ -98,9 +98,9 @@ def read_documents(index: Index, run: Path, checkpoint: CheckpointRef, cell: Cel
 
 def whole_jobs(
     run: Path,
-    index: Index,
+    manifest: Manifest,
     cache: ResponseCache,
-    checkpoints: Sequence[CheckpointRef],
+    checkpoints: Sequence[Checkpoint],
     choice: EngineChoice,
     protocols: Sequence[str],
     batches: Sequence[Sequence[str]],
@@ -108,7 +108,7 @@ def whole_jobs(
     """Return one job per checkpoint.
 
     Args:
-        run, index, cache: of the run folder.
+        run, manifest, cache: of the run folder.
         checkpoints: to run.
         choice: the engine.
         protocols: run only these; empty: all.
@@ -117,15 +117,15 @@ def whole_jobs(
     Raises:
         ConfigError: a benchmark that is not in the run, or is listed twice.
     """
-    cells = _batches_of_cells(index, protocols, batches)
+    cells = _batches_of_cells(manifest, protocols, batches)
     known: dict[tuple[str, int | None], tuple[tuple[tuple[Part, ...], ...], float]] = {}
     jobs = []
     for checkpoint in checkpoints:
-        limit = index.limit(checkpoint)
+        limit = manifest.limit(checkpoint)
         same = checkpoint.tokenizer, limit.longest
         if same not in known:
             found = [
-                [(cell, read_documents(index, run, checkpoint, cell)) for cell in batch] for batch in cells
+                [(cell, read_documents(manifest, run, checkpoint, cell)) for cell in batch] for batch in cells
             ]
             known[same] = (
                 tuple(tuple(Part(cell, 0, len(documents)) for cell, documents in batch) for batch in found),
@@ -143,7 +143,7 @@ def whole_jobs(
         jobs.append(
             InferenceJob(
                 run=run,
-                index=index,
+                manifest=manifest,
                 cache=cache,
                 checkpoint=checkpoint,
                 choice=replace(choice, max_length=limit.extension),
@@ -167,7 +167,7 @@ def split(jobs: Sequence[InferenceJob], workers: int) -> list[InferenceJob]:
     known: dict[tuple[str, int | None], list[tuple[Cell, list[int]]]] = {}
     found = []
     for job in jobs:
-        same = job.checkpoint.tokenizer, job.index.limit(job.checkpoint).longest
+        same = job.checkpoint.tokenizer, job.manifest.limit(job.checkpoint).longest
         if same not in known:
             known[same] = _document_costs(job)
         for parts, cost in _portions(known[same], left, workers, least):
@@ -182,7 +182,7 @@ def _document_costs(job: InferenceJob) -> list[tuple[Cell, list[int]]]:
         (cell, [sum(map(token_cost, document)) for document in documents])
         for batch in job.batches
         for cell, _, _ in batch
-        for documents in [read_documents(job.index, job.run, job.checkpoint, cell)]
+        for documents in [read_documents(job.manifest, job.run, job.checkpoint, cell)]
     ]
 
 
@@ -215,13 +215,13 @@ def _portions(
 
 
 def _batches_of_cells(
-    index: Index, protocols: Sequence[str], batches: Sequence[Sequence[str]]
+    manifest: Manifest, protocols: Sequence[str], batches: Sequence[Sequence[str]]
 ) -> list[list[Cell]]:
     """Return the cells of each batch."""
-    cells = [cell for cell in index.cells if not protocols or cell.protocol in protocols]
+    cells = [cell for cell in cells_of(manifest) if not protocols or cell.protocol in protocols]
     if not batches:
         return [cells]
-    known = list(dict.fromkeys(cell.benchmark for cell in index.cells))
+    known = list(dict.fromkeys(cell.benchmark for cell in cells_of(manifest)))
     seen: set[str] = set()
     for name in (name for batch in batches for name in batch):
         if name not in known:

@@ -10,12 +10,12 @@ from functools import partial
 from typing import Any
 
 from evalsuite.evaluation.environment import describe_packages, kernel_facts
-from evalsuite.evaluation.run_paths import CheckpointRef
 from evalsuite.executors import Channel
 from evalsuite.foundation import CheckpointError
 from evalsuite.models.inference.base import Engine, MemoryBoundEngine
 from evalsuite.models.inference.requests import Request, Response, ScoreRequest
 from evalsuite.models.inference.response_cache import Key, compute_missing, reusable
+from evalsuite.reports.run import Checkpoint
 
 DECODE_COST = 4
 """Cost of a decoded token in prefilled tokens; progress and the balance of jobs use it."""
@@ -39,7 +39,7 @@ class EngineChoice:
     trust_remote_code: bool = False
     max_length: int | None = None
 
-    def load(self, checkpoint: CheckpointRef) -> Engine:
+    def load(self, checkpoint: Checkpoint) -> Engine:
         """Load a checkpoint. Raises CheckpointError if its weights are not those of the run."""
         return self.check(self.open(checkpoint.path, checkpoint.label), checkpoint)
 
@@ -58,7 +58,7 @@ class EngineChoice:
         return make(path, label)
 
     @staticmethod
-    def check(engine: Engine, checkpoint: CheckpointRef) -> Engine:
+    def check(engine: Engine, checkpoint: Checkpoint) -> Engine:
         """Return the engine of a checkpoint. Raises CheckpointError if it has other weights."""
         if engine.weights_id != checkpoint.weights_id:
             raise CheckpointError(
@@ -85,7 +85,7 @@ class PreloadedEngine:
             # The engine remembers its fingerprint, which takes a while as it covers our source code.
             _facts(self._engine)
 
-    def take(self, checkpoint: CheckpointRef, choice: EngineChoice) -> Engine | None:
+    def take(self, checkpoint: Checkpoint, choice: EngineChoice) -> Engine | None:
         """Return the engine, once; None if it is one for something else, or could not be loaded.
 
         Raises:
@@ -105,7 +105,7 @@ class PreloadedEngine:
 class InferenceTask:
     """What a worker gets: a checkpoint, requests, and what is known of their responses."""
 
-    checkpoint: CheckpointRef
+    checkpoint: Checkpoint
     choice: EngineChoice
     batches: Sequence[Sequence[Request]]
     """Run batch by batch, so that an interruption leaves few benchmarks incomplete."""
@@ -126,7 +126,7 @@ class InferenceWorker:
     def __init__(self, preloaded: PreloadedEngine | None = None) -> None:
         self._preloaded = preloaded
         self._engine: Engine | None = None
-        self._loaded: tuple[CheckpointRef, EngineChoice] | None = None
+        self._loaded: tuple[Checkpoint, EngineChoice] | None = None
 
     def run(self, task: InferenceTask, channel: Channel) -> dict[str, Any]:
         """Compute what is missing.

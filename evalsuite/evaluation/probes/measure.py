@@ -11,12 +11,12 @@ import pandas as pd
 from evalsuite.evaluation.checkpoints import RunCheckpoint, describe_checkpoints, expand_folders
 from evalsuite.evaluation.inference.engines import resolve_device
 from evalsuite.evaluation.probes.haystacks import Placed, check_depths, draw_haystacks, needle_benchmark
-from evalsuite.evaluation.run_paths import index_path
 from evalsuite.foundation import ConfigError, RunFolderError, progress
 from evalsuite.models.checkpoints.load import load_checkpoint
 from evalsuite.models.diagnostics.state_probe import DocumentProbe, LayerProbe, probe_states
 from evalsuite.models.mixers import MIXERS, RecurrentMixer
 from evalsuite.reports.records.probes import COLUMNS, FILE, SEGMENTS, read_probe_file, write_probes
+from evalsuite.reports.run import is_run_folder
 
 DEPTHS = (0.0, 25.0, 50.0, 75.0, 100.0)
 
@@ -70,8 +70,8 @@ def plan_probes(
         RunFolderError: `run` is no run folder.
         CheckpointError, DataError: as `describe_checkpoints` and `draw_haystacks`.
     """
-    if not index_path(run).is_file() and not (Path(run) / "plan.yaml").is_file():
-        raise RunFolderError(f"{run}: not a run folder (no plan.yaml), so there is no place for {FILE}")
+    if not is_run_folder(run):
+        raise RunFolderError(f"{run}: not a run folder (no run.json), so there is no place for {FILE}")
     check_depths(depths)
     if documents < 1:
         raise ConfigError(f"--documents {documents}: must be at least 1")

@@ -15,7 +15,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from evalsuite.config import RunConfig
-from evalsuite.foundation import EvalsuiteError, RunFolderError, read_json
+from evalsuite.foundation import EvalsuiteError, RunFolderError
+from evalsuite.reports.run import read_manifest
 
 if TYPE_CHECKING:
     from evalsuite.tasks.benchmark import Benchmark
@@ -69,8 +70,9 @@ def start_importing(modules: Sequence[str]) -> None:
 def _rows_of_run(config: RunConfig) -> int:
     """Return about how many documents under one protocol a run builds, or scores for all checkpoints."""
     if config.suite is None:
-        index = read_json(Path(config.out) / "requests" / "index.json")
-        return sum(cell["documents"] for cell in index["cells"]) * len(index["checkpoints"])
+        manifest = read_manifest(Path(config.out))
+        documents = [how.total for each in manifest.benchmarks for how in each.protocols.values()]
+        return sum(documents) * len(manifest.checkpoints)
     from evalsuite.tasks.suite import load_suite, resolve, suite_folder
 
     entries = resolve(load_suite(config.suite), near=suite_folder(config.suite))

@@ -4,26 +4,19 @@ import hashlib
 import io
 import tarfile
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from evalsuite.evaluation.environment import environment_path, fingerprints
-from evalsuite.evaluation.registration import (
-    diverged_path,
-    read_diverged,
-    read_registered,
-    registered_path,
-)
-from evalsuite.evaluation.run_paths import read_index, read_requests, responses_folder
+from evalsuite.evaluation.environment import fingerprints
+from evalsuite.evaluation.run_paths import cells_of, read_built, read_requests, responses_folder
 from evalsuite.evaluation.run_responses import open_responses
 from evalsuite.foundation import RunFolderError, canonical_json, read_jsonl, write_bytes
 from evalsuite.reports.records.loss_curves import loss_curve_path
+from evalsuite.reports.run import FILE, environment_path, manifest_json
 
-CHECKPOINTS = "checkpoints.json"
-"""In a shard: its checkpoints, as `requests/index.json` lists them."""
 MANIFEST = "manifest.json"
 """In a shard: the number of lines and the checksum of every other file."""
 
@@ -41,18 +34,15 @@ def export_shard(run: Path, out: Path) -> Path:
     logs = sorted(responses_folder(run).glob("*.jsonl"))
     if not logs:
         raise RunFolderError(f"{run}: no responses to export")
-    index = read_index(run)
+    manifest = read_built(run)
     known = fingerprints(run)
-    checkpoints = [each for each in index.checkpoints if each.weights_id in known]
+    # A run that was interrupted has checkpoints without responses, too.
+    checkpoints = tuple(each for each in manifest.checkpoints if each.weights_id in known)
+    part = replace(manifest, checkpoints=checkpoints)
     members: dict[str, bytes] = {
-        CHECKPOINTS: canonical_json([asdict(each) for each in checkpoints]).encode(),
+        FILE: canonical_json(manifest_json(part)).encode(),
         environment_path(Path()).name: environment_path(run).read_bytes(),
     }
-    # A run that was interrupted has registered checkpoints without responses, too.
-    if registered := {key: value for key, value in read_registered(run).items() if key in known}:
-        members[str(registered_path(Path()))] = canonical_json(registered).encode()
-    if diverged := read_diverged(run):
-        members[str(diverged_path(Path()))] = canonical_json(diverged).encode()
     for log in logs:
         rows = sorted((_as_float32(row) for row in read_jsonl(log)), key=lambda row: str(row["key"]))
         members[f"responses/{log.name}"] = _lines(rows)
@@ -78,12 +68,12 @@ def is_complete(run: Path, weights_id: str) -> bool:
     fingerprint = fingerprints(run).get(weights_id)
     if fingerprint is None:
         return False
-    index, cache = read_index(run), open_responses(run)
-    checkpoint = next(each for each in index.checkpoints if each.weights_id == weights_id)
-    limit = index.limit(checkpoint)
+    manifest, cache = read_built(run), open_responses(run)
+    checkpoint = next(each for each in manifest.checkpoints if each.weights_id == weights_id)
+    limit = manifest.limit(checkpoint)
     return all(
         cache.get_by_key(fingerprint, request.key()) is not None
-        for cell in index.cells
+        for cell in cells_of(manifest)
         for request_set in read_requests(run, checkpoint.tokenizer, cell)
         if limit.reads(request_set.context)
         for request in cell.requests(request_set)

@@ -6,19 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from evalsuite.evaluation.checkpoints import CheckpointRegistry
-from evalsuite.evaluation.environment import read_environment, update_environment
+from evalsuite.evaluation.environment import update_environment
 from evalsuite.evaluation.loss_curves import write_curves
-from evalsuite.evaluation.registration import (
-    diverged_path,
-    read_diverged,
-    read_registered,
-    registered_path,
-)
-from evalsuite.evaluation.run_paths import CheckpointRef, Index, read_index, responses_folder, write_index
+from evalsuite.evaluation.run_paths import read_built, responses_folder
 from evalsuite.evaluation.shards.validate import Shard, open_shard, read_shard
-from evalsuite.foundation import DataError, RunFolderError, append_jsonl, write_json
+from evalsuite.foundation import DataError, RunFolderError, append_jsonl
 from evalsuite.models.inference.response_cache import read_responses, response_from_dict
 from evalsuite.models.inference.settling import rounding, settle
+from evalsuite.reports.run import Manifest, read_environment, still_diverged, write_manifest
 
 Key = tuple[Any, ...]
 """Request hash, sampling and seed."""
@@ -38,38 +33,41 @@ def merge_shards(run: Path, shards: Sequence[Path]) -> dict[str, int]:
         RunFolderError: responses of another engine than those that the run has for the same weights.
     """
     run = Path(run)
-    index, engines, found = read_index(run), dict(read_environment(run).get("engines", {})), []
+    manifest, engines, found = read_built(run), dict(read_environment(run).get("engines", {})), []
     for path in shards:
         with open_shard(Path(path)) as folder:
-            shard = read_shard(folder, str(path), run, index)
-        index = _with_checkpoints(index, shard.checkpoints)
-        _add_engines(engines, shard, index.labels, run)
+            shard = read_shard(folder, str(path), run, manifest)
+        manifest = _with_checkpoints(manifest, shard)
+        _add_engines(engines, shard, manifest.labels, run)
         found.append(shard)
     counts: dict[str, int] = {}
     logs: dict[str, _Log] = {}
     for shard in found:
         for weights_id, names in shard.responses.items():
-            label, tolerance = index.labels[weights_id], rounding(engines[weights_id])
+            label, tolerance = manifest.labels[weights_id], rounding(engines[weights_id])
             for name, rows in names.items():
                 log = logs.setdefault(name, _Log(responses_folder(run) / name, tolerance))
                 counts[label] = counts.get(label, 0) + log.add(rows, f"{shard.name}: responses/{name}")
     for log in logs.values():
         append_jsonl(log.path, log.new.values())
     for shard in found:
-        _write_facts(run, shard, index.labels)
+        _write_facts(run, shard, manifest.labels)
     update_environment(run, engines=engines)
-    write_index(run, index)
+    write_manifest(run, manifest)
     return counts
 
 
-def _with_checkpoints(index: Index, new: Iterable[CheckpointRef]) -> Index:
-    checkpoints = list(index.checkpoints)
-    registry = CheckpointRegistry(checkpoints)
-    for ref in new:
-        if any(each.weights_id == ref.weights_id for each in checkpoints):
-            continue
-        checkpoints.append(replace(ref, label=registry.add(ref)))
-    return replace(index, checkpoints=tuple(checkpoints))
+def _with_checkpoints(manifest: Manifest, shard: Shard) -> Manifest:
+    """Return the manifest with the checkpoints of a shard, as students, and those that diverged."""
+    found = list(manifest.checkpoints)
+    registry = CheckpointRegistry(found)
+    found += [
+        replace(each, label=registry.add(each), role="student")
+        for each in shard.checkpoints
+        if each.weights_id not in registry.labels
+    ]
+    notes = still_diverged((*manifest.diverged, *shard.diverged), found)
+    return replace(manifest, checkpoints=tuple(found), diverged=notes)
 
 
 def _add_engines(
@@ -119,12 +117,7 @@ class _Log:
 
 
 def _write_facts(run: Path, shard: Shard, labels: Mapping[str, str]) -> None:
-    """Write registered checkpoints, loss curves and the other machine's facts into the run."""
-    # A shard of an interrupted run can register checkpoints of which it has nothing.
-    if registered := {key: value for key, value in shard.registered.items() if key in labels}:
-        write_json(registered_path(run), read_registered(run) | registered)
-    if shard.diverged:
-        write_json(diverged_path(run), read_diverged(run) | shard.diverged)
+    """Write loss curves and the other machine's facts into the run."""
     write_curves(run, {labels[weights_id]: data for weights_id, data in shard.curves.items()})
     here, there = read_environment(run), shard.environment
     machine = {key: there[key] for key in ("accelerators", "packages", "python", "platform") if key in there}

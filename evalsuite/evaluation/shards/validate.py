@@ -12,22 +12,23 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, ConfigDict, Field, JsonValue, model_validator
 
-from evalsuite.evaluation.environment import environment_path
 from evalsuite.evaluation.loss_curves import read_curve
-from evalsuite.evaluation.registration import diverged_path, registered_path
-from evalsuite.evaluation.run_paths import (
-    CheckpointRef,
-    Index,
-    index_path,
-    read_index,
-    read_requests,
-    responses_folder,
-)
-from evalsuite.evaluation.shards.export import CHECKPOINTS, MANIFEST, stated
+from evalsuite.evaluation.run_paths import cells_of, read_requests, responses_folder
+from evalsuite.evaluation.shards.export import MANIFEST, stated
 from evalsuite.foundation import ConfigError, DataError, parse_json
 from evalsuite.foundation.strict import Strict, parse
 from evalsuite.models.inference.requests import ScoreRequest
 from evalsuite.reports.records.loss_curves import loss_curve_path
+from evalsuite.reports.run import (
+    FILE,
+    Checkpoint,
+    DivergedStudent,
+    Manifest,
+    environment_path,
+    is_run_folder,
+    manifest_path,
+    parse_manifest,
+)
 
 MAX_NAME = 200
 """Characters of a label."""
@@ -37,9 +38,7 @@ MIN_LOGPROB = -3.5e38
 """They are summed in float32."""
 TORN = b'{"key"'
 """Start of a line that a killed process did not complete."""
-MEMBERS = re.compile(
-    r"(checkpoints|environment|manifest)\.json|requests/(registered|diverged)\.json|(responses|training)/[^/\0]+\.jsonl"
-)
+MEMBERS = re.compile(r"(run|environment|manifest)\.json|(responses|training)/[^/\0]+\.jsonl")
 """Files of an archive."""
 
 Limits = tuple[int, ...]
@@ -70,31 +69,6 @@ Name = Annotated[str, AfterValidator(_is_name)]
 Identifier = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,128}$")]
 Text = Annotated[str, Field(max_length=4096), AfterValidator(_is_unicode)]
 Count = Annotated[int, Field(ge=0)]
-
-
-class _Checkpoint(_ShardPart):
-    label: Name
-    path: Text
-    weights_id: Name
-    tokenizer: Identifier
-    positions: Annotated[int, Field(ge=1)] | None = None
-
-
-class _Registration(_ShardPart):
-    label: Name
-    path: Text
-    parameters: Count | None
-    positions: Annotated[int, Field(ge=1)] | None = None
-    lineage: dict[str, JsonValue]
-
-
-class _Diverged(_ShardPart):
-    label: Name
-    path: Text = ""
-    stage: Text
-    step: Count
-    tokens: Count
-    reason: Text
 
 
 class _EngineFacts(_ShardPart):
@@ -197,10 +171,9 @@ class Shard:
     """Facts of the other machine that are merged."""
     engines: dict[str, dict[str, Any]]
     """weights_id → engine, as in `environment.json`."""
-    checkpoints: tuple[CheckpointRef, ...]
-    registered: dict[str, dict[str, Any]]
-    diverged: dict[str, dict[str, Any]]
-    """Path → note on a student that diverged there."""
+    checkpoints: tuple[Checkpoint, ...]
+    """Those with responses."""
+    diverged: tuple[DivergedStudent, ...]
     curves: dict[str, bytes] = field(default_factory=dict)
     """weights_id → loss curve."""
     responses: dict[str, dict[str, list[dict[str, Any]]]] = field(default_factory=dict)
@@ -218,20 +191,22 @@ def open_shard(shard: Path) -> Iterator[Path]:
             with tarfile.open(shard, "r:xz") as archive:
                 for member in archive:
                     if not (member.isfile() and MEMBERS.fullmatch(member.name)):
-                        raise DataError(f"{shard}: {member.name!r} does not belong in a shard")
+                        raise DataError(
+                            f"{shard}: {member.name!r} does not belong in a shard; export it again"
+                        )
                     archive.extract(member, folder, filter="data")
         except (OSError, EOFError, ValueError, lzma.LZMAError, tarfile.TarError) as error:
             raise DataError(f"{shard}: not a shard of a run ({error})") from error
         yield Path(folder)
 
 
-def read_shard(folder: Path, name: str, run: Path, index: Index) -> Shard:
+def read_shard(folder: Path, name: str, run: Path, manifest: Manifest) -> Shard:
     """Read a shard, and validate all of it against the requests of a run.
 
     Args:
         folder: the shard, unpacked.
         name: its name in errors.
-        run, index: the run that it is merged into, and its index.
+        run, manifest: the run that it is merged into, and its manifest.
 
     Raises:
         DataError: an invalid file; the message names file and field.
@@ -239,9 +214,8 @@ def read_shard(folder: Path, name: str, run: Path, index: Index) -> Shard:
     environment = _read(environment_path(folder), folder, name, _Environment)
     if not environment.engines:
         raise DataError(f"{name}: not a shard (no environment.json that names an engine)")
-    checkpoints = _checkpoints(folder, name, index)
-    registered = _entries(registered_path(folder), folder, name, _Registration)
-    refs = {each.weights_id: each for each in (*checkpoints, *index.checkpoints)}
+    checkpoints, diverged = _checkpoints(folder, name, manifest, environment)
+    refs = {each.weights_id: each for each in (*checkpoints, *manifest.checkpoints)}
     curves, responses = {}, {}
     requests: dict[str, dict[str, dict[tuple[Any, ...], Limits]]] = {}
     for weights_id, engine in environment.engines.items():
@@ -249,14 +223,14 @@ def read_shard(folder: Path, name: str, run: Path, index: Index) -> Shard:
             raise DataError(f"{name}: has responses of {weights_id}, which is no checkpoint of {run}")
         tokenizer = refs[weights_id].tokenizer
         if tokenizer not in requests:
-            requests[tokenizer] = _request_limits(run, index, tokenizer)
+            requests[tokenizer] = _request_limits(run, manifest, tokenizer)
         responses[weights_id] = {
             path.name: _rows(
                 path,
                 f"{name}: {path.relative_to(folder)}",
                 requests[tokenizer],
                 run,
-                killed=index_path(folder).is_file(),
+                killed=manifest_path(folder).is_file() and not (folder / MANIFEST).is_file(),
             )
             for path in sorted(responses_folder(folder).glob(f"{engine.fingerprint}.*"))
         }
@@ -266,13 +240,12 @@ def read_shard(folder: Path, name: str, run: Path, index: Index) -> Shard:
             raise DataError(f"{name}: {path.relative_to(folder)}: of no engine in environment.json")
     for each in checkpoints:
         path = loss_curve_path(folder, each.label)
-        if each.weights_id in environment.engines and path.is_file():
+        if path.is_file():
             curves[each.weights_id] = read_curve(
                 path,
                 f"{name}: {path.relative_to(folder)}",
                 "unpack the shard (a folder can be merged as well)",
             )
-    diverged = _entries(diverged_path(folder), folder, name, _Diverged)
     # Last, so that what is wrong with a field is named by the field.
     _check_manifest(folder, name)
     facts = environment.model_dump(exclude_unset=True)
@@ -281,7 +254,6 @@ def read_shard(folder: Path, name: str, run: Path, index: Index) -> Shard:
         environment=facts,
         engines=facts.pop("engines"),
         checkpoints=checkpoints,
-        registered=registered,
         diverged=diverged,
         curves=curves,
         responses=responses,
@@ -329,45 +301,48 @@ def _parse(value: Any, kind: type[Part], source: str) -> Part:
         raise DataError(str(error)) from None
 
 
-def _checkpoints(folder: Path, name: str, index: Index) -> tuple[CheckpointRef, ...]:
-    """Return the checkpoints of a shard; empty for a folder with responses and environment only."""
-    path = folder / CHECKPOINTS
-    if not path.is_file():
-        return read_index(folder).checkpoints if index_path(folder).is_file() else ()
-    source = f"{name}: {CHECKPOINTS}"
-    entries = _json(path, source)
-    if not isinstance(entries, list):
-        raise DataError(f"{source}: expected a list of checkpoints, found {type(entries).__name__}")
-    found: dict[str, CheckpointRef] = {}
-    tokenizers = {each.tokenizer for each in index.checkpoints}
-    for number, entry in enumerate(entries):
-        parsed = _parse(entry, _Checkpoint, f"{source}[{number}]")
-        if parsed.weights_id in found:
-            raise DataError(f"{source}[{number}]: 'weights_id' = {parsed.weights_id!r} occurs twice")
-        if parsed.tokenizer not in tokenizers:
+def _checkpoints(
+    folder: Path, name: str, manifest: Manifest, environment: _Environment
+) -> tuple[tuple[Checkpoint, ...], tuple[DivergedStudent, ...]]:
+    """Return the checkpoints of a shard that have responses, and its students that diverged.
+
+    A folder with responses and environment only has none.
+    """
+    if not is_run_folder(folder):
+        return (), ()
+    source = f"{name}: {FILE}"
+    if not manifest_path(folder).is_file():
+        raise DataError(f"{source}: missing; convert the folder with `evalsuite convert {name}`")
+    value = _json(manifest_path(folder), source)
+    if not isinstance(value, dict):
+        raise DataError(f"{source}: expected an object, found {type(value).__name__}")
+    found = parse_manifest(value, source)
+    for each in (*found.checkpoints, *found.diverged):
+        _refuse_name(each.label, f"{source}: 'label'")
+    tokenizers = {each.tokenizer for each in manifest.checkpoints}
+    checkpoints = tuple(each for each in found.checkpoints if each.weights_id in environment.engines)
+    for each in checkpoints:
+        if each.tokenizer not in tokenizers:
             raise DataError(
-                f"{source}[{number}]: 'tokenizer' = {parsed.tokenizer!r}: the run has no requests for it; "
-                "build them first with --build-only"
+                f"{source}: 'tokenizer' = {each.tokenizer!r} of {each.label}: the run has no requests for "
+                "it; build them first with --build-only"
             )
-        found[parsed.weights_id] = CheckpointRef(**parsed.model_dump())
-    return tuple(found.values())
+    return checkpoints, found.diverged
 
 
-def _entries(path: Path, folder: Path, name: str, kind: type[_ShardPart]) -> dict[str, dict[str, Any]]:
-    """Read and validate an object of entries by name; empty if the shard has none."""
-    if not path.is_file():
-        return {}
-    source = f"{name}: {path.relative_to(folder)}"
-    entries = _json(path, source)
-    if not isinstance(entries, dict):
-        raise DataError(f"{source}: expected an object, found {type(entries).__name__}")
-    return {key: _parse(entry, kind, f"{source}: '{key}'").model_dump() for key, entry in entries.items()}
+def _refuse_name(name: str, where: str) -> None:
+    try:
+        _is_name(name)
+    except ValueError as error:
+        raise DataError(f"{where} = {name!r}: {error}") from None
 
 
-def _request_limits(run: Path, index: Index, tokenizer: str) -> dict[str, dict[tuple[Any, ...], Limits]]:
+def _request_limits(
+    run: Path, manifest: Manifest, tokenizer: str
+) -> dict[str, dict[tuple[Any, ...], Limits]]:
     """Return verb → (request hash, sampling, seed) → what the request demands, for one tokenizer."""
     found: dict[str, dict[tuple[Any, ...], Limits]] = {verb: {} for verb in ROWS}
-    for cell in index.cells:
+    for cell in cells_of(manifest):
         for request_set in read_requests(run, tokenizer, cell):
             for request in cell.requests(request_set):
                 verb, *key = request.key()

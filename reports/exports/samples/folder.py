@@ -18,14 +18,14 @@ from evalsuite.reports.exports.samples.rows import merged_score_files
 from evalsuite.reports.records import distances, efficiency, probes
 from evalsuite.reports.records.loss_curves import LossCurve, loss_curve_path
 from evalsuite.reports.records.merging import MergedPlan
-from evalsuite.reports.records.run_folder import plan_text
 from evalsuite.reports.records.score_files import read_info
 from evalsuite.reports.records.table_file import TableFile
 from evalsuite.reports.report import Report
+from evalsuite.reports.run import FILE, manifest_json
 
 FOLDER = "samples"
 _OWN = (
-    *("plan.yaml", "environment.json", "doctor.json", "selection.json", efficiency.FILE),
+    *(FILE, "environment.json", "doctor.json", "selection.json", efficiency.FILE),
     *(distances.FILE, probes.FILE, "scores/*.parquet", "training/*.jsonl"),
 )
 """What an export may write, and removes if an earlier one wrote it."""
@@ -49,7 +49,7 @@ def export_samples(report: Report, out: Path, *, redacted: bool = False) -> list
 
     Raises:
         RunFolderError: a run lies in `<out>/samples`, or it cannot be written.
-        DataError: invalid score rows, or runs that no single plan describes.
+        DataError: invalid score rows, or runs that no single manifest describes.
     """
     folder = Path(out) / FOLDER
     _refuse_a_run(folder)
@@ -75,9 +75,9 @@ def _refuse_a_run(folder: Path) -> None:
 
 
 def _files(report: Report, folder: Path, redacted: bool) -> Iterator[tuple[str, bytes]]:
-    """Name and content of every file; the plan, which makes the folder a run, comes last."""
+    """Name and content of every file; the manifest, which makes the folder a run, comes last."""
     merged = report.tensor.merged
-    plan = plan_text(merged.as_plan(), str(folder / "plan.yaml"))
+    manifest = manifest_json(merged.as_manifest())
     change = without_paths if redacted else str
     for name, data in merged_score_files(merged, report.tensor.selection, change):
         yield f"scores/{name}", data
@@ -97,7 +97,7 @@ def _files(report: Report, folder: Path, redacted: bool) -> Iterator[tuple[str, 
         yield "selection.json", _json(selections, indent=2)
     if costs:
         yield efficiency.FILE, _jsonl(costs)
-    yield "plan.yaml", plan.encode()
+    yield FILE, _json(manifest, indent=2)
 
 
 def _of_selected(table: TableFile, merged: MergedPlan) -> pd.DataFrame | None:

@@ -7,9 +7,9 @@ from typing import Any
 
 from evalsuite.reports import formatting
 from evalsuite.reports.analysis.lineage import lineage_of
-from evalsuite.reports.records.run_folder import BenchmarkPlan
 from evalsuite.reports.records.sidecars import DoctorResult
 from evalsuite.reports.report import Report
+from evalsuite.reports.run import Benchmark
 from evalsuite.reports.section import section
 
 
@@ -73,7 +73,7 @@ def lineage_section(report: Report) -> list[LineageView]:
 class MethodView:
     """Benchmarks, doctor results and environments."""
 
-    benchmarks: tuple[BenchmarkPlan, ...]
+    benchmarks: tuple[Benchmark, ...]
     doctor: tuple[DoctorResult, ...]
     environments: list[tuple[str, list[tuple[str, str]]]]
     """Run → its environment."""

@@ -16,8 +16,8 @@ from evalsuite.reports.figures.figure import script_json
 from evalsuite.reports.measures.leaderboard import Entry, columns_of
 from evalsuite.reports.page.benchmark_cells import BenchmarkCell, BenchmarkColumn, benchmark_columns
 from evalsuite.reports.page.tables import Cell, Head, cell, head
-from evalsuite.reports.records.run_folder import BenchmarkPlan
 from evalsuite.reports.report import Report
+from evalsuite.reports.run import Benchmark
 from evalsuite.reports.section import section
 from evalsuite.reports.table import Column
 
@@ -294,7 +294,7 @@ def _uninformative(report: Report) -> list[str]:
     ]
 
 
-def _caption(report: Report, benchmarks: Sequence[BenchmarkPlan], protocol: str, scope: str) -> str:
+def _caption(report: Report, benchmarks: Sequence[Benchmark], protocol: str, scope: str) -> str:
     counted = [b for b in benchmarks if b.protocols[protocol].direction == "higher"]  # type: ignore[index]
     titles = {b.name: b.title for b in counted}
     cells = [c for c in report.tensor.cells if c.protocol == protocol and c.benchmark.name in titles]

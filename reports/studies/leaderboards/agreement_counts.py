@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow.parquet as pq
-import yaml
 
 from evalsuite.cli.exit_codes import guarded
 from evalsuite.cli.parser import Parser
+from evalsuite.foundation import read_json
 from evalsuite.reports.analysis.measures.agreement import AgreementPool
 from evalsuite.reports.analysis.result_tensor import load_result_tensor
 
@@ -32,7 +32,7 @@ Counts = dict[str, tuple[float, float]]
 
 def counted(run: Path, benchmarks: Sequence[str]) -> Counts:
     """Count with loops over the rows of the score files."""
-    plan = yaml.safe_load((run / "plan.yaml").read_text())
+    plan = read_json(run / "run.json")
     metrics = {
         each["name"]: each["protocols"]["loglikelihood"]["metric"]
         for each in plan["benchmarks"]

@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 
 from evalsuite.reports.records.distances import ANSWERS, write_distances
-from evalsuite.reports.records.run_folder import read_plan
+from evalsuite.reports.run import read_manifest
 from evalsuite.reports.studies.leaderboards.leaderboard_numbers import FIRST, RESULTS
 
 MEASURED = RESULTS / "distances"
@@ -24,7 +24,7 @@ MEASURED = RESULTS / "distances"
 
 def distances_of(samples: Path) -> pd.DataFrame:
     """Rows of `distances.parquet` of the students that were measured and of the rounded teachers."""
-    plan = read_plan(samples)
+    plan = read_manifest(samples)
     (teacher,) = (each.weights_id for each in plan.checkpoints if each.role == "teacher")
     scored = {each.label: each.weights_id for each in plan.checkpoints}
     measured = pd.read_csv(MEASURED / "equality.csv").groupby("checkpoint")["weights_id"].first()

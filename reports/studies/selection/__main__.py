@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from os.path import relpath
 from pathlib import Path
@@ -36,7 +37,7 @@ from evalsuite.foundation import (
     write_json,
     write_text,
 )
-from evalsuite.reports.records.run_folder import read_plan
+from evalsuite.reports.run import read_manifest
 from evalsuite.reports.studies.selection.tables import (
     REFERENCE,
     Layers,
@@ -283,8 +284,8 @@ class Study:
         from evalsuite.distill import distill
 
         if layers:
-            student = self.recipe.student.model_copy(update={"softmax_layers": list(layers)})
-            recipe = self.recipe.model_copy(update={"student": student})
+            student = replace(self.recipe.student, softmax_layers=list(layers))
+            recipe = replace(self.recipe, student=student)
             out = self.out / "distilled" / label_of(layers)
             (folder,) = distill(recipe, out, device=self.device, quiet=self.quiet)
         else:
@@ -316,12 +317,14 @@ class Study:
 
     def infer(self, paths: Sequence[str]) -> None:
         """Run inference on checkpoints, split over the processes, each with its own run folder."""
-        from evalsuite.evaluation.run_paths import index_path
+        from evalsuite.reports.run import manifest_path
 
         rank, world = self.process_group.rank, self.process_group.world_size
         number = self.worker_index * world + rank
         run = self.run if number == 0 else self.out / f"run-{number}"
-        if number > 0 and not index_path(run).is_file():
+        if number > 0 and not manifest_path(run).is_file():
+            run.mkdir(parents=True, exist_ok=True)
+            shutil.copy(manifest_path(self.run), manifest_path(run))
             shutil.copytree(self.run / "requests", run / "requests", dirs_exist_ok=True)
         device = str(self.process_group.device) if self.device is None or world > 1 else self.device
         mine = [path for path in paths[rank::world] if not self._complete_elsewhere(path, run)]
@@ -351,7 +354,7 @@ class Study:
         if left:
             print(f"not fully evaluated yet: {', '.join(left)}", file=sys.stderr, flush=True)
         lines = compared(evaluated, answers, groups)
-        teacher = next(each.label for each in read_plan(self.run).checkpoints if each.role == "teacher")
+        teacher = next(each.label for each in read_manifest(self.run).checkpoints if each.role == "teacher")
         references = {
             name: plain_scores(answers.get(label, {}), groups)
             for name, label in (("teacher", teacher), ("no softmax layer", label_of(())))

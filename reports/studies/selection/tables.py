@@ -3,7 +3,7 @@
 import csv
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from evalsuite.foundation import DataError
 from evalsuite.reports.records.reading import read_run_scores
-from evalsuite.reports.records.run_folder import read_plan, write_plan
+from evalsuite.reports.run import read_manifest, write_manifest
 from evalsuite.reports.statistics.intervals import Interval, normal_quantile, wilson
 from evalsuite.reports.statistics.paired import score_bounds
 from evalsuite.tasks.benchmark import Benchmark
@@ -49,16 +49,14 @@ def name_selectors(run: Path, chosen: dict[tuple[str, int], dict[str, Any]]) -> 
     names: dict[str, list[str]] = {}
     for (selector, _), value in chosen.items():
         names.setdefault(label_of(tuple(value["layers"])), []).append(selector)
-    plan = read_plan(run)
+    plan = read_manifest(run)
     checkpoints = tuple(
-        each.model_copy(
-            update={"lineage": {**each.lineage, "selection": {"selector": ", ".join(names[each.label])}}}
-        )
+        replace(each, lineage={**each.lineage, "selection": {"selector": ", ".join(names[each.label])}})
         if each.label in names
         else each
         for each in plan.checkpoints
     )
-    write_plan(run, plan.model_copy(update={"checkpoints": checkpoints}))
+    write_manifest(run, replace(plan, checkpoints=checkpoints))
 
 
 def groups_of(suite: str) -> dict[str, list[Benchmark]]:
@@ -69,7 +67,7 @@ def groups_of(suite: str) -> dict[str, list[Benchmark]]:
         left_out: dict[str, Any] = {
             protocol: None for protocol in benchmark.protocols if protocol not in entry.protocols
         }
-        restricted = benchmark.model_copy(update=left_out)
+        restricted = replace(benchmark, **left_out)
         other = "recall" if benchmark.category == "recall" else "short questions"
         groups.setdefault("needles" if benchmark.contexts else other, []).append(restricted)
     return groups

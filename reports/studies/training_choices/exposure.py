@@ -84,11 +84,11 @@ def write_exposure(path: Path, checkpoint: str, *, run: Path, teacher_run: Path,
 
 def _documents(run: Path) -> Iterator[tuple[Any, Mapping[str, Any], Any]]:
     """Yield (key, facts, request) of the first documents of every benchmark, over its contexts in turn."""
-    from evalsuite.evaluation.run_paths import read_index, read_requests
+    from evalsuite.evaluation.run_paths import cells_of, read_built, read_requests
 
-    index = read_index(run)
-    tokenizer = index.checkpoints[0].tokenizer
-    for cell in index.cells:
+    manifest = read_built(run)
+    tokenizer = manifest.checkpoints[0].tokenizer
+    for cell in cells_of(manifest):
         if (sampling := cell.sampling_params) is None:
             continue
         sets = read_requests(run, tokenizer, cell)

@@ -158,7 +158,7 @@ def test_bad_input_is_refused(run: Path, student: Path, text: Path, tmp_path: Pa
         measure_distances(
             run, [str(student)], "pocket", texts=[str(tmp_path / "bad.jsonl")], device="cpu", quiet=True
         )
-    with pytest.raises(RunFolderError, match="no requests were built here"):
+    with pytest.raises(RunFolderError, match="not a run folder"):
         measure_distances(tmp_path, [str(student)], "pocket", device="cpu", quiet=True)
 
 

@@ -3,6 +3,7 @@
 import csv
 import io
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,8 +15,8 @@ from evalsuite.reports import compare, load_policy, policy_from_options, run_gat
 from evalsuite.reports.analysis.result_tensor import load_result_tensor
 from evalsuite.reports.measures.recall import recall_view
 from evalsuite.reports.measures.scores import SCORES
-from evalsuite.reports.records.run_folder import read_plan, write_plan
 from evalsuite.reports.report import build_report
+from evalsuite.reports.run import read_manifest, write_manifest
 from tests.reports.score_edits import edit_rows
 
 READS = {"teacher": 2048, "long": 2048, "short": 512}
@@ -50,9 +51,9 @@ def not_read(row: dict[str, Any]) -> bool:
 
 
 def with_positions(run: Path, reads: dict[str, int], max_length: int | None = None) -> None:
-    plan = read_plan(run)
-    checkpoints = [each.model_copy(update={"positions": reads[each.label]}) for each in plan.checkpoints]
-    write_plan(run, plan.model_copy(update={"checkpoints": tuple(checkpoints), "max_length": max_length}))
+    plan = read_manifest(run)
+    checkpoints = [replace(each, positions=reads[each.label]) for each in plan.checkpoints]
+    write_manifest(run, replace(plan, checkpoints=tuple(checkpoints), max_length=max_length))
 
 
 def test_unread_context_is_named_and_not_missing(run: Path) -> None:

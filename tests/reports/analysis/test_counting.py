@@ -18,9 +18,9 @@ from evalsuite.reports.analysis.result_tensor import load_result_tensor
 from evalsuite.reports.comparison import compare
 from evalsuite.reports.exports.report_json import report_json
 from evalsuite.reports.json_values import to_json
-from evalsuite.reports.records.run_folder import read_plan, write_plan
 from evalsuite.reports.records.score_files import score_path
 from evalsuite.reports.report import Report, build_report
+from evalsuite.reports.run import read_manifest, write_manifest
 from evalsuite.reports.statistics.hypothesis_tests import holm
 from tests.reports.analysis.measures.test_distances import frame_of
 from tests.reports.score_edits import Row, all_rows, write_unchecked
@@ -39,14 +39,14 @@ def with_copy(
     **changed: Any,
 ) -> Path:
     """Add `documents` requests of a benchmark under another name, the first `own` with new prompts."""
-    plan = read_plan(run)
+    plan = read_manifest(run)
     known = next(each for each in plan.benchmarks if each.name == original)
     hows = {}
     for protocol in protocols:
         rows = all_rows(run, original, protocol)
         kept = sorted({row["doc_id"] for row in rows})[:documents]
         new = set(kept[:own])
-        hows[protocol] = known.protocols[protocol].model_copy(update={"documents": len(kept)})
+        hows[protocol] = replace(known.protocols[protocol], documents=len(kept))
         by_file: dict[str, list[Row]] = {}
         for row in rows:
             if row["doc_id"] in kept:
@@ -56,8 +56,8 @@ def with_copy(
                 )
         for fingerprint, members in by_file.items():
             write_unchecked(score_path(run, name, protocol, fingerprint), members)
-    copy = known.model_copy(update={"name": name, "title": name.upper(), "protocols": hows, **changed})
-    write_plan(run, plan.model_copy(update={"benchmarks": (*plan.benchmarks, copy)}))
+    copy = replace(known, name=name, title=name.upper(), protocols=hows, **changed)
+    write_manifest(run, replace(plan, benchmarks=(*plan.benchmarks, copy)))
     return run
 
 
@@ -168,8 +168,8 @@ def test_order_of_the_plan_changes_no_number(synthetic: SimpleNamespace, tmp_pat
     """Of two benchmarks with the same requests but other metrics, one counts, whichever comes first."""
     run = with_copy(make(synthetic, tmp_path), "words", "a_copy")
     found = build_report([run]).average(1, "loglikelihood")
-    plan = read_plan(run)
-    write_plan(run, plan.model_copy(update={"benchmarks": plan.benchmarks[::-1]}))
+    plan = read_manifest(run)
+    write_manifest(run, replace(plan, benchmarks=plan.benchmarks[::-1]))
     turned = build_report([run]).average(1, "loglikelihood")
     assert set(found.benchmarks) == set(turned.benchmarks) == {"a_copy", "facts"}
     assert (found.recovery, found.documents) == (turned.recovery, turned.documents)
@@ -187,12 +187,12 @@ def test_few_shared_requests_are_named_and_both_count(synthetic: SimpleNamespace
 def test_copy_counts_alone_where_the_other_does_not(synthetic: SimpleNamespace, tmp_path: Path) -> None:
     run = make(synthetic, tmp_path)
     with_copy(run, "words", "xagain", documents=60)
-    plan = read_plan(run)
+    plan = read_manifest(run)
     barred = [
-        each.model_copy(update={"not_leading": "it is trained on"}) if each.name == "words" else each
+        replace(each, not_leading="it is trained on") if each.name == "words" else each
         for each in plan.benchmarks
     ]
-    write_plan(run, plan.model_copy(update={"benchmarks": tuple(barred)}))
+    write_manifest(run, replace(plan, benchmarks=tuple(barred)))
     report = build_report([run])
     row = report.leading_average(1, "loglikelihood")
     assert (row.scope, row.benchmarks, row.documents) == ("informative", ("facts", "xagain"), 180)
@@ -201,7 +201,7 @@ def test_copy_counts_alone_where_the_other_does_not(synthetic: SimpleNamespace, 
 
 def test_copy_that_a_student_lacks_takes_no_rank(synthetic: SimpleNamespace, tmp_path: Path) -> None:
     run = with_copy(make(synthetic, tmp_path), "words", "xagain", documents=60)
-    weights = read_plan(run).checkpoints[1].weights_id
+    weights = read_manifest(run).checkpoints[1].weights_id
     score_path(run, "xagain", "loglikelihood", weights[::-1]).unlink()
     row = build_report([run]).average(1, "loglikelihood")
     assert (row.missing, row.rank) == ((), 1)

@@ -1,11 +1,11 @@
 """Lineages as reports read them."""
 
 from evalsuite.reports.analysis.lineage import lineage_of
-from evalsuite.reports.records.run_folder import CheckpointPlan
+from evalsuite.reports.run import Checkpoint
 
 
-def plan(**lineage) -> CheckpointPlan:
-    return CheckpointPlan(weights_id="w" * 16, label="s", path="s", role="student", lineage=lineage)
+def plan(**lineage) -> Checkpoint:
+    return Checkpoint(weights_id="w" * 16, label="s", path="s", role="student", lineage=lineage)
 
 
 def test_tokens_of_a_continued_student_include_its_ancestors():

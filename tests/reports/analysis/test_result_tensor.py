@@ -6,16 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 
-from evalsuite.foundation import ConfigError, DataError, RunFolderError
+from evalsuite.foundation import ConfigError, DataError, RunFolderError, read_json, write_json
 from evalsuite.foundation.taxonomy import OUTCOMES
 from evalsuite.reports.analysis.result_tensor import load_result_tensor
 from evalsuite.reports.records.merging import merge_plans
-from evalsuite.reports.records.run_folder import read_plan, write_plan
 from evalsuite.reports.records.run_selection import RunSelection
 from evalsuite.reports.records.score_files import read_rows, score_paths
 from evalsuite.reports.records.score_table import write_scores
+from evalsuite.reports.run import read_manifest, write_manifest
 from tests.reports.score_edits import all_rows, edit_rows, write_unchecked
 
 
@@ -39,32 +38,31 @@ def edit(run: Path, benchmark: str, protocol: str, change: Any) -> None:
 
 
 def test_plan_round_trip(small_run: Path, tmp_path: Path) -> None:
-    plan = read_plan(small_run)
-    write_plan(tmp_path, plan)
-    assert read_plan(tmp_path) == plan
-    assert plan.schema_ == 3
+    plan = read_manifest(small_run)
+    write_manifest(tmp_path, plan)
+    assert read_manifest(tmp_path) == plan
 
 
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
         ("sutie", "x", "unknown key 'sutie'; did you mean 'suite'"),
-        ("schema", 1, "'schema' = 1; this evalsuite reads 3"),
+        ("schema", 1, "'schema' = 1; this evalsuite reads 4"),
         ("checkpoints", [], "'checkpoints'"),
     ],
 )
 def test_invalid_plan_is_refused(
     small_run: Path, tmp_path: Path, key: str, value: object, message: str
 ) -> None:
-    plan = yaml.safe_load((small_run / "plan.yaml").read_text())
-    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(plan | {key: value}))
-    with pytest.raises(ConfigError, match=r"plan\.yaml") as caught:
-        read_plan(tmp_path)
+    plan = read_json(small_run / "run.json")
+    write_json(tmp_path / "run.json", plan | {key: value})
+    with pytest.raises((DataError, RunFolderError), match=r"run\.json") as caught:
+        read_manifest(tmp_path)
     assert message in str(caught.value)
 
 
 def test_folder_without_plan_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RunFolderError, match=r"not a run folder \(it has no plan\.yaml"):
+    with pytest.raises(RunFolderError, match=r"not a run folder \(it has no run\.json"):
         load_result_tensor([tmp_path])
     with pytest.raises(ConfigError, match="no run folders"):
         load_result_tensor([])
@@ -108,9 +106,9 @@ def test_contradicting_scores_are_refused(synthetic: SimpleNamespace, tmp_path: 
 
 def test_contradicting_plans_are_refused(synthetic: SimpleNamespace, tmp_path: Path) -> None:
     one, other = two(synthetic, tmp_path / "one"), two(synthetic, tmp_path / "other")
-    plan = yaml.safe_load((other / "plan.yaml").read_text())
+    plan = read_json(other / "run.json")
     plan["benchmarks"][0]["protocols"]["loglikelihood"]["num_fewshot"] = 5
-    (other / "plan.yaml").write_text(yaml.safe_dump(plan))
+    write_json(other / "run.json", plan)
     with pytest.raises(DataError, match="benchmark 'facts' has num_fewshot 5, but 0"):
         load_result_tensor([one, other])
 
@@ -266,20 +264,20 @@ def test_invalid_selections_are_refused(options: dict[str, Any]) -> None:
 
 def test_more_documents_than_planned_are_refused(synthetic: SimpleNamespace, tmp_path: Path) -> None:
     run = two(synthetic, tmp_path)
-    plan = yaml.safe_load((run / "plan.yaml").read_text())
+    plan = read_json(run / "run.json")
     plan["benchmarks"][0]["protocols"]["generation"]["documents"] = 50
-    (run / "plan.yaml").write_text(yaml.safe_dump(plan))
+    write_json(run / "run.json", plan)
     with pytest.raises(DataError, match=r"'facts' has 50 documents, but 'teacher' has generation .* of 60"):
         load_result_tensor([run])
 
 
 @pytest.mark.parametrize("documents", [0, {}, {512: 60}, None])
 def test_invalid_counts_are_refused(small_run: Path, tmp_path: Path, documents: Any) -> None:
-    plan = yaml.safe_load((small_run / "plan.yaml").read_text())
+    plan = read_json(small_run / "run.json")
     plan["benchmarks"][0]["protocols"]["generation"]["documents"] = documents
-    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(plan))
-    with pytest.raises(ConfigError, match="documents"):
-        read_plan(tmp_path)
+    write_json(tmp_path / "run.json", plan)
+    with pytest.raises(DataError, match="documents"):
+        read_manifest(tmp_path)
 
 
 def test_runs_with_other_counts_are_incomplete(synthetic: SimpleNamespace, tmp_path: Path) -> None:
@@ -288,9 +286,9 @@ def test_runs_with_other_counts_are_incomplete(synthetic: SimpleNamespace, tmp_p
     first = {row["doc_id"] for row in all_rows(other, "facts", "generation")}
     kept = sorted(first)[:40]
     edit(other, "facts", "generation", lambda row: row if row["doc_id"] in kept else None)
-    plan = yaml.safe_load((other / "plan.yaml").read_text())
+    plan = read_json(other / "run.json")
     plan["benchmarks"][0]["protocols"]["generation"]["documents"] = 40
-    (other / "plan.yaml").write_text(yaml.safe_dump(plan))
+    write_json(other / "run.json", plan)
     tensor = load_result_tensor([one, other])
     said = "benchmark 'facts' has 40 documents, 60 in an earlier run; a cell is complete with 60."
     assert any(said in warning for warning in tensor.warnings)
@@ -312,9 +310,9 @@ def test_missing_seed_is_incomplete(synthetic: SimpleNamespace, tmp_path: Path) 
 
 def test_equal_labels_get_a_suffix(synthetic: SimpleNamespace, tmp_path: Path) -> None:
     one, other = two(synthetic, tmp_path / "one"), two(synthetic, tmp_path / "other", ("teacher", "gla"))
-    plan = yaml.safe_load((other / "plan.yaml").read_text())
+    plan = read_json(other / "run.json")
     plan["checkpoints"][1]["label"] = "student"
-    (other / "plan.yaml").write_text(yaml.safe_dump(plan))
+    write_json(other / "run.json", plan)
     labels = [checkpoint.label for checkpoint in load_result_tensor([one, other]).checkpoints]
     assert len(set(labels)) == 3
     assert all(label.startswith("student (") for label in labels[1:])

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,8 @@ from evalsuite.reports import RunSelection
 from evalsuite.reports.exports.formats import export
 from evalsuite.reports.imports import import_logs
 from evalsuite.reports.records.distances import write_distances
-from evalsuite.reports.records.run_folder import HubDataset, read_plan, write_plan
 from evalsuite.reports.report import Report, build_report
+from evalsuite.reports.run import HubDataset, read_manifest, write_manifest
 from tests.reports.conftest import SyntheticBenchmark, SyntheticCheckpoint, make_run
 from tests.reports.score_edits import edit_rows
 
@@ -42,13 +43,12 @@ def run(tmp_path: Path) -> Path:
         SyntheticCheckpoint("a student", ability(0.6)),
     ]
     folder: Path = make_run(tmp_path / "run", BENCHMARKS, checkpoints)
-    plan = read_plan(folder)
+    plan = read_manifest(folder)
     dataset = HubDataset(id="allenai/ai2_arc", config="ARC-Easy", split="test")
     benchmarks = [
-        each.model_copy(update={"dataset": dataset}) if each.name == "arc_easy" else each
-        for each in plan.benchmarks
+        replace(each, dataset=dataset) if each.name == "arc_easy" else each for each in plan.benchmarks
     ]
-    write_plan(folder, plan.model_copy(update={"benchmarks": tuple(benchmarks)}))
+    write_manifest(folder, replace(plan, benchmarks=tuple(benchmarks)))
     return folder
 
 
@@ -137,7 +137,7 @@ def test_gains_over_a_teacher_at_chance_are_marked(tmp_path: Path) -> None:
 def test_distances_are_stated_if_they_were_measured(run: Path, tmp_path: Path) -> None:
     (path,) = export([run], "model-card", tmp_path / "without").files
     assert "- Distance from the teacher over the whole vocabulary" in path.read_text()
-    teacher, student = (each.weights_id for each in read_plan(run).checkpoints)
+    teacher, student = (each.weights_id for each in read_manifest(run).checkpoints)
     rows = [
         {
             "weights_id": weights,

@@ -13,12 +13,12 @@ import pytest
 import yaml
 from scipy.stats import norm
 
-from evalsuite.foundation import ConfigError
+from evalsuite.foundation import ConfigError, read_json, write_json
 from evalsuite.foundation.strict import parse
 from evalsuite.reports import Policy, load_policy, policy_from_options, run_gate
 from evalsuite.reports.gate.decide import decide
 from evalsuite.reports.gate.measurement import Measurement
-from evalsuite.reports.records.run_folder import read_plan
+from evalsuite.reports.run import read_manifest
 from evalsuite.reports.statistics.contrasts import Contrast
 from tests.reports.score_edits import edit_rows
 
@@ -98,7 +98,7 @@ def test_missing_evidence_exits_with_3(line: dict[str, Any], why: str) -> None:
 def copy_without(run: Path, to: Path, unwanted: Any) -> Path:
     """Copy a run without the score rows for which `unwanted` is true."""
     shutil.copytree(run, to)
-    for benchmark, protocol in read_plan(to).cells():
+    for benchmark, protocol in read_manifest(to).cells():
         edit_rows(to, benchmark.name, protocol, lambda _, row: None if unwanted(row) else row)
     return to
 
@@ -113,9 +113,9 @@ def test_planned_benchmark_without_scores_exits_with_3(tmp_path: Path) -> None:
 def test_missing_teacher_exits_with_3(tmp_path: Path) -> None:
     run = copy_without(FIXTURES / "passing", tmp_path / "run", lambda row: row["checkpoint"] == "teacher")
     assert run_gate([run], policy_from_options(min_recovery=0.9)).exit_code == 3
-    plan = yaml.safe_load((run / "plan.yaml").read_text())
+    plan = read_json(run / "run.json")
     plan["checkpoints"] = [c for c in plan["checkpoints"] if c["role"] == "student"]
-    (run / "plan.yaml").write_text(yaml.safe_dump(plan))
+    write_json(run / "run.json", plan)
     verdict = run_gate([run], policy_from_options(min_recovery=0.9))
     assert verdict.exit_code == 3
     assert "no teacher" in verdict.results[0].why
@@ -123,9 +123,9 @@ def test_missing_teacher_exits_with_3(tmp_path: Path) -> None:
 
 def test_run_without_students_exits_with_3(tmp_path: Path) -> None:
     run = copy_without(FIXTURES / "passing", tmp_path / "run", lambda row: row["checkpoint"] == "student")
-    plan = yaml.safe_load((run / "plan.yaml").read_text())
+    plan = read_json(run / "run.json")
     plan["checkpoints"] = [c for c in plan["checkpoints"] if c["role"] == "teacher"]
-    (run / "plan.yaml").write_text(yaml.safe_dump(plan))
+    write_json(run / "run.json", plan)
     assert run_gate([run], policy_from_options(min_recovery=0.9)).exit_code == 3
 
 

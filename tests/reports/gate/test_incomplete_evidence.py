@@ -9,11 +9,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import yaml
 
-from evalsuite.foundation import ConfigError
+from evalsuite.foundation import DataError, read_json, write_json
 from evalsuite.reports import compare, policy_from_options, run_gate
-from evalsuite.reports.records.run_folder import read_plan
+from evalsuite.reports.run import read_manifest
 from tests.reports.score_edits import edit_rows
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -28,7 +27,7 @@ def _no_summary(monkeypatch: pytest.MonkeyPatch) -> None:
 def copy_fixture(to: Path, change: Callable[[int, Row], Row | None], name: str = "passing") -> Path:
     """Copy a fixture with changed score rows."""
     shutil.copytree(FIXTURES / name, to)
-    for benchmark, protocol in read_plan(to).cells():
+    for benchmark, protocol in read_manifest(to).cells():
         edit_rows(to, benchmark.name, protocol, change)
     return to
 
@@ -163,13 +162,15 @@ def test_step_summary_that_cannot_be_written_is_a_warning(
 
 
 def test_plan_without_document_counts_is_refused(tmp_path: Path) -> None:
-    plan = yaml.safe_load((FIXTURES / "passing" / "plan.yaml").read_text())
+    plan = read_json(FIXTURES / "passing" / "run.json")
     for benchmark in plan["benchmarks"]:
         for protocol in benchmark["protocols"].values():
             protocol.pop("documents", None)
-    (tmp_path / "plan.yaml").write_text(yaml.safe_dump(plan | {"schema": 2}))
-    with pytest.raises(ConfigError, match=r"plan\.yaml: 'schema' = 2; .* number of documents"):
-        read_plan(tmp_path)
+    write_json(tmp_path / "run.json", plan)
+    with pytest.raises(
+        DataError, match=r"run\.json: 'benchmarks\[0\]\.protocols\.\w+\.documents' is required"
+    ):
+        read_manifest(tmp_path)
 
 
 def test_two_teacher_families_have_cells_of_their_own(synthetic: SimpleNamespace, tmp_path: Path) -> None:

@@ -8,13 +8,13 @@ import pytest
 
 from evalsuite.reports import compare
 from evalsuite.reports.records.distances import write_distances
-from evalsuite.reports.records.run_folder import read_plan
+from evalsuite.reports.run import read_manifest
 from tests.reports.page.test_sections import Sections
 
 
 def test_students_stand_between_roundings_of_the_teacher(small_run: Path, tmp_path: Path) -> None:
     run = Path(shutil.copytree(small_run, tmp_path / "run"))
-    teacher, strong, weak = (each.weights_id for each in read_plan(run).checkpoints)
+    teacher, strong, weak = (each.weights_id for each in read_manifest(run).checkpoints)
     rows = [
         {
             "weights_id": weights,

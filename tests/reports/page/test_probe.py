@@ -11,7 +11,7 @@ import pytest
 from evalsuite.reports import compare
 from evalsuite.reports.analysis.measures.probes import ProbeRow
 from evalsuite.reports.records.probes import FILE, SEGMENTS, read_probe_file, write_probes
-from evalsuite.reports.records.run_folder import read_plan
+from evalsuite.reports.run import read_manifest
 from tests.reports.page.test_sections import Sections
 
 DOCUMENTS = 8
@@ -60,7 +60,7 @@ def document(weights_id: str, number: int, *, keeps: float) -> list[dict[str, ob
 @pytest.fixture
 def run(small_run: Path, tmp_path: Path) -> Path:
     run = Path(shutil.copytree(small_run, tmp_path / "run"))
-    _, strong, weak = (each.weights_id for each in read_plan(run).checkpoints)
+    _, strong, weak = (each.weights_id for each in read_manifest(run).checkpoints)
     rows = [
         row
         for weights_id, keeps in ((strong, 0.6), (weak, 0.2))
@@ -140,7 +140,7 @@ def test_the_section_shows_every_student(run: Path, tmp_path: Path) -> None:
 def test_a_state_without_decay_has_no_half_life(run: Path, tmp_path: Path) -> None:
     """Its student stays in the legend, so that colors are the same in every figure."""
     rows = read_probe_file(run / FILE)
-    strong = read_plan(run).checkpoints[1].weights_id
+    strong = read_manifest(run).checkpoints[1].weights_id
     kept = (rows["weights_id"] == strong) & (rows["layer"] == 0)
     rows.loc[kept, ["log_decay", "slowest_log_decay"]] = 0.0
     write_probes(run, rows)

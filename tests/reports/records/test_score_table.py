@@ -5,23 +5,23 @@ from pathlib import Path
 
 import pytest
 
-from evalsuite.reports.records.run_folder import BenchmarkPlan, CheckpointPlan, Plan, ProtocolPlan
 from evalsuite.reports.records.schema import ScoreRow
 from evalsuite.reports.records.score_table import score_table
+from evalsuite.reports.run import Benchmark, Checkpoint, Manifest, ProtocolSettings
 from tests.reports.score_edits import write_rows
 
 
-def plan(metric: str, **how: str) -> Plan:
-    protocol = ProtocolPlan(metric=metric, documents=2, **how)
-    return Plan(
+def plan(metric: str, **how: str) -> Manifest:
+    protocol = ProtocolSettings(metric=metric, documents=2, **how)
+    return Manifest(
         suite="s",
         created="2026-11-21T08:00:00Z",
         benchmarks=(
-            BenchmarkPlan(
+            Benchmark(
                 name="words", title="W", category="language_modeling", protocols={"loglikelihood": protocol}
             ),
         ),
-        checkpoints=(CheckpointPlan(label="m", weights_id="w", role="teacher"),),
+        checkpoints=(Checkpoint(label="m", weights_id="w", role="teacher"),),
     )
 
 

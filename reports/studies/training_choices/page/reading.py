@@ -11,8 +11,8 @@ import pandas as pd
 from evalsuite.foundation import DataError, read_json, read_jsonl
 from evalsuite.foundation.taxonomy import PROTOCOLS, names_answer
 from evalsuite.reports.records.reading import NO_CONTEXT, read_score_files
-from evalsuite.reports.records.run_folder import BenchmarkPlan, read_plan
 from evalsuite.reports.records.score_files import score_paths
+from evalsuite.reports.run import Benchmark, read_manifest
 from evalsuite.reports.studies.training_choices.analysis.decomposition import Responses
 from evalsuite.reports.studies.training_choices.analysis.scores import TEACHER, Axis, StudyRun, StudyScores
 
@@ -54,7 +54,7 @@ def read_study(run: Path, folder: Path, benchmarks: Sequence[str]) -> StudyData:
     Raises:
         DataError: no teacher, no benchmark or an unknown one, or no documents under both protocols.
     """
-    design, plan = read_json(folder / "study.json"), read_plan(run)
+    design, plan = read_json(folder / "study.json"), read_manifest(run)
     planned = tuple(StudyRun(**each) for each in design["runs"])
     teacher = next((each.label for each in plan.checkpoints if each.role == "teacher"), None)
     if teacher is None:
@@ -143,7 +143,7 @@ class _Cell:
     responses: Mapping[str, Responses]
 
 
-def _cell(run: Path, benchmark: BenchmarkPlan, labels: Mapping[str, str]) -> _Cell:
+def _cell(run: Path, benchmark: Benchmark, labels: Mapping[str, str]) -> _Cell:
     """The scores of a benchmark on the documents that the teacher has under both protocols."""
     frames = {protocol: _frame(run, benchmark, protocol, labels) for protocol in PROTOCOLS}
     shared = [set(frame.loc[frame["run"] == TEACHER, "key"]) for frame in frames.values()]
@@ -170,7 +170,7 @@ def _cell(run: Path, benchmark: BenchmarkPlan, labels: Mapping[str, str]) -> _Ce
     return _Cell(documents, values, chance, responses)
 
 
-def _frame(run: Path, benchmark: BenchmarkPlan, protocol: str, labels: Mapping[str, str]) -> pd.DataFrame:
+def _frame(run: Path, benchmark: Benchmark, protocol: str, labels: Mapping[str, str]) -> pd.DataFrame:
     """Columns run, key, value, outcome and, under generation, extracted."""
     metric = benchmark.protocols[protocol].metric  # type: ignore[index]  # the keys are these very texts
     frame, _ = read_score_files(

@@ -16,8 +16,8 @@ from evalsuite.reports.measures.distances import DISTANCES
 from evalsuite.reports.measures.leaderboard import LEADERBOARD, Entry
 from evalsuite.reports.records.distances import COLUMNS as FIELDS
 from evalsuite.reports.records.distances import FILE, read_distance_file, read_distances, write_distances
-from evalsuite.reports.records.run_folder import read_plan
 from evalsuite.reports.report import build_report
+from evalsuite.reports.run import read_manifest
 from evalsuite.reports.statistics.yardstick import equivalent_bits
 
 RESULTS = Path(__file__).parents[4] / "reports" / "results" / "distances"
@@ -207,7 +207,7 @@ def test_weights_trained_again_are_marked_and_do_not_pass_the_gate(small_run: Pa
     from shutil import copytree
 
     run = copytree(small_run, tmp_path / "run")
-    ids = {each.label: each.weights_id for each in read_plan(run).checkpoints}
+    ids = {each.label: each.weights_id for each in read_manifest(run).checkpoints}
     documents = [f"d{i}" for i in range(50)]
     for weights_id, original in ((ids["strong"], None), ("weak again", ids["weak"])):
         rows = frame_of(doc_id=documents, kl=0.4, weights_id=weights_id, same_recipe_as=original)
@@ -229,7 +229,7 @@ def test_report_columns_and_gate_read_the_run_folder(small_run: Path, tmp_path: 
     from shutil import copytree
 
     run = copytree(small_run, tmp_path / "run")
-    plan = read_plan(run)
+    plan = read_manifest(run)
     ids = {each.label: each.weights_id for each in plan.checkpoints}
     rng = np.random.default_rng(5)
     for label, level in (("strong", 0.1), ("weak", 0.9)):

@@ -3,6 +3,7 @@
 import csv
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,8 +13,8 @@ import pytest
 from evalsuite.reports import compare
 from evalsuite.reports.formatting import headline
 from evalsuite.reports.measures.scores import SCORES
-from evalsuite.reports.records.run_folder import read_plan, write_plan
 from evalsuite.reports.report import Report, build_report
+from evalsuite.reports.run import read_manifest, write_manifest
 from tests.reports.score_edits import Row, edit_rows
 
 Truth = Callable[[str, str, int | None], float]
@@ -79,13 +80,10 @@ def test_a_suite_declares_what_does_not_lead(synthetic: SimpleNamespace, tmp_pat
     run = run_of(
         synthetic, tmp_path / "run", [("good", 0.25), ("seen", 0.25)], lambda *_: 0.7, lambda *_: 0.5
     )
-    plan = read_plan(run)
+    plan = read_manifest(run)
     reason = "its answers are in the training data"
-    told = tuple(
-        each.model_copy(update={"not_leading": reason if each.name == "seen" else ""})
-        for each in plan.benchmarks
-    )
-    write_plan(run, plan.model_copy(update={"benchmarks": told}))
+    told = tuple(replace(each, not_leading=reason if each.name == "seen" else "") for each in plan.benchmarks)
+    write_manifest(run, replace(plan, benchmarks=told))
     report = build_report([run])
     assert {row.why for row in report.informative if row.benchmark == "seen"} == {reason}
     assert report.informative_benchmarks(0, "loglikelihood") == ("good",)

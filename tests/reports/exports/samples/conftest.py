@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,9 +18,9 @@ from evalsuite.reports.exports.samples.folder import export_samples
 from evalsuite.reports.records.distances import write_distances
 from evalsuite.reports.records.loss_curves import loss_curve_path
 from evalsuite.reports.records.probes import SEGMENTS, write_probes
-from evalsuite.reports.records.run_folder import read_plan, write_environment, write_plan
 from evalsuite.reports.records.run_selection import RunSelection
 from evalsuite.reports.report import build_report
+from evalsuite.reports.run import read_manifest, write_environment, write_manifest
 from tests.reports.score_edits import Row, edit_rows
 
 SECRET = "Why is the sky blue?"
@@ -141,11 +142,9 @@ def _with_fractions(_: int, row: Row) -> Row:
 
 def _write_sidecars(run: Path) -> None:
     """Every optional file that the reports read."""
-    plan = read_plan(run)
-    checkpoints = [
-        each.model_copy(update={"path": f"{HOME}/students/{each.label}"}) for each in plan.checkpoints
-    ]
-    write_plan(run, plan.model_copy(update={"checkpoints": tuple(checkpoints)}))
+    plan = read_manifest(run)
+    checkpoints = [replace(each, path=f"{HOME}/students/{each.label}") for each in plan.checkpoints]
+    write_manifest(run, replace(plan, checkpoints=tuple(checkpoints)))
     write_environment(run, {"data": f"{HOME}/data", "device": "NVIDIA H200", "of": run.parent.name})
     teacher, *students = plan.checkpoints
     check = {"name": "batched", "status": "warning", "text": f"see {HOME}/log.txt", "changed": 0.04}

@@ -15,9 +15,9 @@ from evalsuite.reports import compare, run_gate
 from evalsuite.reports.exports.samples.folder import export_samples
 from evalsuite.reports.gate.policy import Policy
 from evalsuite.reports.page.overview import meta
-from evalsuite.reports.records.run_folder import BenchmarkPlan, read_plan, write_plan
 from evalsuite.reports.records.run_selection import RunSelection
 from evalsuite.reports.report import build_report
+from evalsuite.reports.run import Benchmark, read_manifest, write_manifest
 from tests.reports.exports.samples.conftest import HOME, SECRET, contents, samples_of, tables
 from tests.reports.page_samples import sample_rows
 from tests.reports.score_edits import edit_rows
@@ -123,18 +123,18 @@ def test_published_samples_have_no_text_of_the_dataset_and_no_absolute_path(
     assert not {name for name, text in whole.items() if SECRET in text}
     told = {name.partition("/")[0] for name, text in whole.items() if HOME in text}
     assert told == {
-        *("plan.yaml", "environment.json", "doctor.json", "selection.json", "efficiency.jsonl", "scores")
+        *("run.json", "environment.json", "doctor.json", "selection.json", "efficiency.jsonl", "scores")
     }
     assert any("engine.py: line 3: no response" in text for text in texts(samples).values())
 
 
 def test_selected_checkpoints_only(run: Path, tmp_path: Path) -> None:
     folder = samples_of(run, out=tmp_path / "page", checkpoints=("gla",))
-    assert [each.label for each in read_plan(folder).checkpoints] == ["teacher", "gla"]
+    assert [each.label for each in read_manifest(folder).checkpoints] == ["teacher", "gla"]
     assert tables(folder, out=tmp_path / "of samples") == tables(
         run, out=tmp_path / "of run", selection=RunSelection(checkpoints=("gla",))
     )
-    (left_out,) = (each for each in read_plan(run).checkpoints if each.label == "retnet")
+    (left_out,) = (each for each in read_manifest(run).checkpoints if each.label == "retnet")
     for path in folder.rglob("*.parquet"):
         assert left_out.weights_id not in str(pq.read_table(path).to_pylist()), path
     assert [path.name for path in (folder / "training").iterdir()] == ["gla.jsonl"]
@@ -149,25 +149,27 @@ def test_teacher_of_the_selection_is_a_teacher_of_the_samples(run: Path, tmp_pat
 def test_checkpoints_with_other_benchmarks_stay_so(run: Path, second: Path, tmp_path: Path) -> None:
     fewer = tmp_path / "fewer"
     shutil.copytree(second, fewer)
-    plan = read_plan(second)
+    plan = read_manifest(second)
 
-    def reduced(benchmark: BenchmarkPlan) -> BenchmarkPlan:
-        how = benchmark.protocols["generation"].model_copy(update={"documents": {512: 30}})
-        return benchmark.model_copy(update={"contexts": (512,), "protocols": {"generation": how}})
+    def reduced(benchmark: Benchmark) -> Benchmark:
+        how = replace(benchmark.protocols["generation"], documents={512: 30})
+        return replace(benchmark, contexts=(512,), protocols={"generation": how})
 
     kept = [
         reduced(each) if each.name == "niah_single_1" else each
         for each in plan.benchmarks
         if each.name not in ("piqa", "squad")
     ]
-    write_plan(fewer, plan.model_copy(update={"benchmarks": tuple(kept)}))
+    write_manifest(fewer, replace(plan, benchmarks=tuple(kept)))
     edit_rows(fewer, "niah_single_1", "generation", lambda _, row: row if row["context"] == 512 else None)
     for path in (*fewer.glob("scores/piqa.*"), *fewer.glob("scores/squad.*")):
         path.unlink()
     expected = tables(run, fewer, out=tmp_path / "runs")
     assert "\nkda,".join(expected["scores.csv"].split("\nkda,")[1:]).count("incomplete") == 0
     folder = samples_of(run, fewer, out=tmp_path / "page")
-    assert {(each.benchmark, each.contexts, each.checkpoints) for each in read_plan(folder).unplanned} == {
+    assert {
+        (each.benchmark, each.contexts, each.checkpoints) for each in read_manifest(folder).unplanned
+    } == {
         ("piqa", (None,), ("kda",)),
         ("squad", (None,), ("kda",)),
         ("niah_single_1", (1024,), ("kda",)),
@@ -182,9 +184,9 @@ def test_runs_that_no_single_plan_describes_are_refused(run: Path, second: Path,
     for folder, changes in ((extended, {"max_length": 4096}), (tmp_path / "short", {})):
         if not folder.exists():
             shutil.copytree(run, folder)
-        plan = read_plan(folder)
-        checkpoints = [each.model_copy(update={"positions": 512}) for each in plan.checkpoints]
-        write_plan(folder, plan.model_copy(update={"checkpoints": tuple(checkpoints), **changes}))
+        plan = read_manifest(folder)
+        checkpoints = [replace(each, positions=512) for each in plan.checkpoints]
+        write_manifest(folder, replace(plan, checkpoints=tuple(checkpoints), **changes))
     with pytest.raises(DataError, match=r"different positions \(max_length\)"):
         samples_of(tmp_path / "short", extended, out=tmp_path / "page")
     assert not (tmp_path / "page").exists()

@@ -71,8 +71,8 @@ def test_responses_are_cut(run: Path, tmp_path: Path) -> None:
 
 def test_rows_are_sorted_by_document_with_the_labels_of_the_report(run: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(run, tmp_path / "run"))
-    plan = (copy / "plan.yaml").read_text().replace("label: gla", "label: renamed")
-    (copy / "plan.yaml").write_text(plan)
+    plan = (copy / "run.json").read_text().replace('"label": "gla"', '"label": "renamed"')
+    (copy / "run.json").write_text(plan)
     for cell, rows in rows_by_cell(samples_of(copy, out=tmp_path / "page")).items():
         order = [(row["context"] or 0, row["doc_id"], row["seed"], row["checkpoint"]) for row in rows]
         assert order == sorted(order), cell

@@ -12,8 +12,8 @@ from evalsuite.evaluation.shards.export import export_shard, is_complete
 from evalsuite.foundation import ConfigError, DataError, locked
 from evalsuite.models import describe_checkpoint
 from evalsuite.reports.analysis.lineage import lineage_of
-from evalsuite.reports.records.run_folder import read_plan
 from evalsuite.reports.records.sidecars import read_selections
+from evalsuite.reports.run import read_manifest
 from evalsuite.reports.statistics.intervals import wilson
 from evalsuite.reports.statistics.paired import score_interval
 from evalsuite.reports.studies.selection import __main__ as study
@@ -156,7 +156,7 @@ def test_steps_on_two_machines_and_two_processes(tmp_path):
     for number, run in enumerate(("run", "run-1")):
         export_shard(away / run, home / f"run-{number}.tar.xz")
     lines = study.study("pocket", home, steps=["score"], **settings)
-    by = {each.label: lineage_of(each).selector for each in read_plan(home / "run").checkpoints}
+    by = {each.label: lineage_of(each).selector for each in read_manifest(home / "run").checkpoints}
     assert by["pocket"] is by["all-linear"] is None
     assert {name for names in by.values() if names for name in names.split(", ")} == {"uniform", "ga_s2"}
     assert {line.selector for line in lines} == {"uniform", "ga_s2"}
