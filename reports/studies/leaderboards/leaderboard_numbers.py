@@ -16,8 +16,9 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import yaml
 from scipy.stats import spearmanr
+
+from evalsuite.foundation import read_json
 
 RESULTS = Path(__file__).parents[2] / "results"
 FIRST = RESULTS / "smollm2-135m-instruct"
@@ -42,7 +43,7 @@ def scores_of(page: Path, benchmarks: tuple[str, ...] = COUNTED) -> Scores:
 
 def metrics_of(page: Path) -> dict[str, str]:
     """Benchmark → the metric that the page reports under log-likelihood."""
-    plan = yaml.safe_load((page / "samples" / "plan.yaml").read_text())
+    plan = read_json(page / "samples" / "run.json")
     return {
         each["name"]: each["protocols"]["loglikelihood"]["metric"]
         for each in plan["benchmarks"]
