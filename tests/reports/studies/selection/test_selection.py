@@ -205,7 +205,7 @@ def test_error_is_one_message(tmp_path, capsys):
 
 
 def test_selection_suite_has_needles_and_short_questions():
-    groups = tables.groups_of("selection")
+    groups = tables.groups_of("reports/studies/suites/selection.yaml")
     assert [str(each.name) for each in groups["needles"]] == [f"niah_single_{i}" for i in (1, 2, 3)]
     assert len(groups["short questions"]) == 6
     # ARC also has generation, but this suite uses log-likelihood only.
