@@ -19,7 +19,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from functools import partial
 from os.path import relpath
 from pathlib import Path
@@ -284,8 +283,8 @@ class Study:
         from evalsuite.distill import distill
 
         if layers:
-            student = replace(self.recipe.student, softmax_layers=list(layers))
-            recipe = replace(self.recipe, student=student)
+            student = self.recipe.student.model_copy(update={"softmax_layers": list(layers)})
+            recipe = self.recipe.model_copy(update={"student": student})
             out = self.out / "distilled" / label_of(layers)
             (folder,) = distill(recipe, out, device=self.device, quiet=self.quiet)
         else:

@@ -67,7 +67,7 @@ def groups_of(suite: str) -> dict[str, list[Benchmark]]:
         left_out: dict[str, Any] = {
             protocol: None for protocol in benchmark.protocols if protocol not in entry.protocols
         }
-        restricted = replace(benchmark, **left_out)
+        restricted = benchmark.model_copy(update=left_out)
         other = "recall" if benchmark.category == "recall" else "short questions"
         groups.setdefault("needles" if benchmark.contexts else other, []).append(restricted)
     return groups
