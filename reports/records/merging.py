@@ -170,12 +170,12 @@ class MergedPlan:
         weights = [each.plan.weights_id for each in self.checkpoints]
         several = len(entry.fingerprints) > 1 or weights.count(entry.plan.weights_id) > 1
         teacher = None if entry.teacher is None else self.checkpoints[entry.teacher]
-        update = {
-            "label": entry.label,
-            "fingerprints": entry.fingerprints if several else (),
-            "compared_with": teacher.label if teacher and weights.count(teacher.plan.weights_id) > 1 else "",
-        }
-        return replace(entry.plan, **update)
+        return replace(
+            entry.plan,
+            label=entry.label,
+            fingerprints=entry.fingerprints if several else (),
+            compared_with=teacher.label if teacher and weights.count(teacher.plan.weights_id) > 1 else "",
+        )
 
     def _unplanned(self) -> tuple[UnplannedCells, ...]:
         planned = {(who, key) for who, key, _ in self._cells()}

@@ -162,6 +162,7 @@ def main() -> int:
     teacher.model.eval()
     data = load_recipe("pocket-10m-teacher").data["short"]
     assert isinstance(data, PocketSourceConfig)
+    assert data.max_haystack_tokens is not None
     arguments.out.mkdir(parents=True, exist_ok=True)
     columns = ["kind", "share_of_texts", "tokens_per_text", "loss_tokens_per_text"]
     rows = loss_by_kind(teacher, data.mixture, arguments.texts, data.max_haystack_tokens)

@@ -317,8 +317,8 @@ def _checkpoints(
     if not isinstance(value, dict):
         raise DataError(f"{source}: expected an object, found {type(value).__name__}")
     found = parse_manifest(value, source)
-    for each in (*found.checkpoints, *found.diverged):
-        _refuse_name(each.label, f"{source}: 'label'")
+    for label in [each.label for each in found.checkpoints] + [each.label for each in found.diverged]:
+        _refuse_name(label, f"{source}: 'label'")
     tokenizers = {each.tokenizer for each in manifest.checkpoints}
     checkpoints = tuple(each for each in found.checkpoints if each.weights_id in environment.engines)
     for each in checkpoints:

@@ -74,9 +74,9 @@ def reported(run: Path, benchmarks: Sequence[str]) -> Counts:
     cells = [i for i, cell in enumerate(pool.cells) if cell.benchmark.name in benchmarks]
     found = {}
     for member in pool.members:
-        points = [pool.contrast(measure, member, cells) for measure in ("agreement", "retained")]
-        if None not in points:
-            found[tensor.checkpoints[member].label] = (points[0].point, points[1].point)
+        agreement, retained = (pool.contrast(measure, member, cells) for measure in ("agreement", "retained"))
+        if agreement is not None and retained is not None:
+            found[tensor.checkpoints[member].label] = (agreement.point, retained.point)
     return found
 
 

@@ -30,18 +30,19 @@ def distances_of(samples: Path) -> pd.DataFrame:
     measured = pd.read_csv(MEASURED / "equality.csv").groupby("checkpoint")["weights_id"].first()
     frames = []
     for model, rows in (*_answers(), *_texts()):
+        rows = rows.assign(bits=None, same_recipe_as=None, teacher=teacher)
         if model.endswith("-bit"):
-            identity = {"weights_id": teacher, "bits": int(model.removesuffix("-bit"))}
+            rows = rows.assign(weights_id=teacher, bits=int(model.removesuffix("-bit")))
         else:
             again = measured[model] != scored[model]
-            identity = {"weights_id": measured[model], "same_recipe_as": scored[model] if again else None}
-        frames.append(rows.assign(bits=None, same_recipe_as=None).assign(**identity, teacher=teacher))
+            rows = rows.assign(weights_id=measured[model], same_recipe_as=scored[model] if again else None)
+        frames.append(rows)
     return pd.concat([frame.astype(object) for frame in frames], ignore_index=True)
 
 
 def _answers() -> Iterator[tuple[str, pd.DataFrame]]:
     table = pd.read_parquet(MEASURED / "answers.parquet")
-    for model in (name.removesuffix(".kl") for name in table if name.endswith(".kl")):
+    for model in (name.removesuffix(".kl") for name in map(str, table) if name.endswith(".kl")):
         if model != "bfloat16":
             yield (
                 model,
