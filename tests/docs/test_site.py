@@ -63,9 +63,12 @@ def reference(site: Path) -> str:
 
 
 def test_every_field_of_every_configuration_class_is_documented(reference: str) -> None:
-    sections = dict(re.findall(r'<h3 id="[^"]*">(\w+)<a.*?</h3>(.*?)(?=<h[123] |$)', reference, re.DOTALL))
+    sections: dict[str, str] = {}
+    for name, text in re.findall(r'<h3 id="[^"]*">(\w+)<a.*?</h3>(.*?)(?=<h[123] |$)', reference, re.DOTALL):
+        # A run's manifest has a Benchmark, too.
+        sections[name] = sections.get(name, "") + text
     classes = config_classes()
-    assert {"Recipe", "Suite", "Benchmark", "Policy", "Plan"} <= set(classes)
+    assert {"Recipe", "Suite", "Benchmark", "Policy"} <= set(classes)
     missing = [
         f"{name}.{field}"
         for name, fields in classes.items()
