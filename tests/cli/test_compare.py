@@ -115,7 +115,9 @@ def test_published_samples_are_compared_with_a_run(
     plan = Path(mine) / "run.json"
     (student,) = (each for each in read_manifest(run).checkpoints if each.role == "student")
     plan.write_text(
-        plan.read_text().replace(student.weights_id, "m" * 16).replace("label: student", "label: mine")
+        plan.read_text()
+        .replace(student.weights_id, "m" * 16)
+        .replace('"label": "student"', '"label": "mine"')
     )
     for path in (Path(mine) / "scores").iterdir():
         rows = list(read_rows(path).values())
@@ -136,14 +138,14 @@ def test_published_samples_are_compared_with_a_run(
 
 def test_no_file_of_published_samples_names_this_machine(run: Path, tmp_path: Path) -> None:
     plan = (run / "run.json").read_text()
-    (run / "run.json").write_text(re.sub("path: .*", f"path: {tmp_path}/student", plan))
+    (run / "run.json").write_text(re.sub('"path": ".*"', f'"path": "{tmp_path}/student"', plan))
     out = ["--export-samples", "--out", str(tmp_path / "page")]
     files = tmp_path / "page" / "samples"
     assert main(["compare", str(run), *out]) == 0
     assert str(tmp_path) in (files / "run.json").read_text()
     assert main(["compare", str(run), "--redact", *out]) == 0
     assert not [path for path in files.rglob("*.*") if str(tmp_path).encode() in path.read_bytes()]
-    assert "path: student" in (files / "run.json").read_text()
+    assert '"path": "student"' in (files / "run.json").read_text()
 
 
 def test_compare_policy_shows_verdict_and_exits_0(

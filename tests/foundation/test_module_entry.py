@@ -34,7 +34,12 @@ def test_other_errors_are_defects() -> None:
 @pytest.mark.parametrize(
     ("module", "arguments", "code", "message"),
     [
-        ("study.recall", ["recall-tuning", "--out", "{tmp}", "a=b"], 64, "unknown recipe 'recall-tuning'"),
+        (
+            "reports.studies.recall",
+            ["recall-tuning", "--out", "{tmp}", "a=b"],
+            64,
+            "unknown recipe 'recall-tuning'",
+        ),
         (
             "distill.data.decontamination",
             ["generatr", "generator", "--data", "{tmp}", "--check"],

@@ -31,7 +31,7 @@ def plain(small_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Comparis
 def test_output_files_are_consistent(plain: Comparison) -> None:
     made, folder = plain, plain.page.parent
     names = {"index.html", "report.md", "report.json"}
-    names |= {f"{table}.csv" for table in ("leaderboard", "scores", "gap", "pairs")}
+    names |= {f"{table}.csv" for table in ("leaderboard", "scores", "gap", "pairs", "agreement")}
     names |= {f"samples/{path.name}" for path in (folder / "samples").iterdir()}
     assert len(names) > 10
     written = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}

@@ -22,7 +22,8 @@ from tests.reports.exports.samples.conftest import HOME, SECRET, contents, sampl
 from tests.reports.page_samples import sample_rows
 from tests.reports.score_edits import edit_rows
 
-TABLES = ["distances", "gap", "leaderboard", "paper_comparison", "probes", "recall", "scores"]
+TABLES = ["agreement", "distances", "gap", "leaderboard", "pairs"]
+TABLES += ["paper_comparison", "probes", "recall", "scores"]
 
 
 def test_tables_are_those_of_the_run(run: Path, samples: Path, tmp_path: Path) -> None:
