@@ -189,10 +189,6 @@ class Report:
         """The average row over the informative benchmarks, or over all where none is."""
         return self.average(checkpoint, protocol, INFORMATIVE) or self.average(checkpoint, protocol)
 
-    def informative_benchmarks(self, teacher: int, protocol: str) -> tuple[str, ...]:
-        """Names of the benchmarks on which a teacher's scores say something."""
-        return informative_names(self.informative, teacher, protocol)
-
     def agreement_with_teacher(self, checkpoint: int, protocol: str, scope: str = ALL) -> AgreementRow | None:
         """The agreement row of a student in a scope."""
         for row in self.agreements:

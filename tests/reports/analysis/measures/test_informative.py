@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from evalsuite.reports import compare
+from evalsuite.reports.analysis.measures.informative import informative_names
 from evalsuite.reports.formatting import headline
 from evalsuite.reports.measures.scores import SCORES
 from evalsuite.reports.report import Report, build_report
@@ -62,8 +63,8 @@ def mixed(synthetic: SimpleNamespace, tmp_path: Path) -> Report:
 
 def test_reasons_name_chance_and_missing_answers(mixed: Report) -> None:
     rows = {(row.benchmark, row.protocol): row for row in mixed.informative}
-    assert mixed.informative_benchmarks(0, "loglikelihood") == ("good", "silent")
-    assert mixed.informative_benchmarks(0, "generation") == ("good",)
+    assert informative_names(mixed.informative, 0, "loglikelihood") == ("good", "silent")
+    assert informative_names(mixed.informative, 0, "generation") == ("good",)
     assert rows["chance", "loglikelihood"].why.startswith(
         "the teacher is not above chance (25.0 %): its lead"
     )
@@ -86,7 +87,7 @@ def test_a_suite_declares_what_does_not_lead(synthetic: SimpleNamespace, tmp_pat
     write_manifest(run, replace(plan, benchmarks=told))
     report = build_report([run])
     assert {row.why for row in report.informative if row.benchmark == "seen"} == {reason}
-    assert report.informative_benchmarks(0, "loglikelihood") == ("good",)
+    assert informative_names(report.informative, 0, "loglikelihood") == ("good",)
     assert report.average(1, "loglikelihood", "informative").benchmarks == ("good",)
     assert report.average(1, "loglikelihood").benchmarks == ("good", "seen")
     rows = csv.DictReader(SCORES.csv(report).splitlines())
