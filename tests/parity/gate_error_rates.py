@@ -8,9 +8,9 @@ student that guesses may never pass. One run writes gate.csv and takes ten minut
 code: 0 if every row holds, 1 if not, 64 or more if the study could not be run.
 """
 
-import argparse
 import csv
 import io
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -22,6 +22,8 @@ from typing import Any
 
 import numpy as np
 
+from evalsuite.cli.exit_codes import guarded
+from evalsuite.cli.parser import Parser
 from evalsuite.foundation import progress, write_text
 from evalsuite.foundation.strict import parse
 from evalsuite.reports.analysis.cells import Cell
@@ -29,7 +31,6 @@ from evalsuite.reports.analysis.result_tensor import ResultTensor, load_result_t
 from evalsuite.reports.gate.policy import Policy
 from evalsuite.reports.gate.run import apply_policy
 from evalsuite.reports.gate.verdict import Verdict
-from tests.parity.exit_codes import exit_with
 from tests.reports.conftest import SyntheticBenchmark, SyntheticCheckpoint, make_run
 
 PAIRS = 200
@@ -198,7 +199,7 @@ def table(rows: Sequence[Row]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Simulate every setting and write gate.csv; 0 if every row holds, else 1."""
-    parser = argparse.ArgumentParser(prog="python -m tests.parity.gate_error_rates", description=__doc__)
+    parser = Parser(prog="python -m tests.parity.gate_error_rates", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder for gate.csv")
     parser.add_argument("--pairs", type=int, default=PAIRS, help="per setting (default: %(default)s)")
     options = parser.parse_args(arguments)
@@ -211,4 +212,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    exit_with(main)
+    sys.exit(guarded("gate_error_rates", main, resumable=False))

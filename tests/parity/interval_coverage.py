@@ -8,9 +8,9 @@ detectable effect which the gate states. One run writes coverage.csv and summary
 hour on one core. Exit code: 0 if every row holds, 1 if not, 64 or more if the study could not be run.
 """
 
-import argparse
 import csv
 import io
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,12 +18,13 @@ from typing import Any
 
 import numpy as np
 
+from evalsuite.cli.exit_codes import guarded
+from evalsuite.cli.parser import Parser
 from evalsuite.foundation import progress, write_text
 from evalsuite.reports.analysis.recovery import mean_drop, ratio_of
 from evalsuite.reports.gate.decide import REGRESSION, decide
 from evalsuite.reports.gate.measurement import Measurement
 from evalsuite.reports.statistics.intervals import Interval
-from tests.parity.exit_codes import exit_with
 from tests.parity.simulation import LONGBENCH, Setting, Simulated, draw, points, truths
 
 SIMULATIONS = 1500
@@ -233,7 +234,7 @@ def summary(rows: Sequence[Row]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Simulate every setting and write coverage.csv and summary.md; 0 if every row holds, else 1."""
-    parser = argparse.ArgumentParser(prog="python -m tests.parity.interval_coverage", description=__doc__)
+    parser = Parser(prog="python -m tests.parity.interval_coverage", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder for the two files")
     parser.add_argument(
         "--simulations", type=int, default=SIMULATIONS, help="per setting (default: %(default)s)"
@@ -249,4 +250,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    exit_with(main)
+    sys.exit(guarded("interval_coverage", main, resumable=False))

@@ -11,6 +11,7 @@ Exit codes: 0 all errors are within the bounds, 1 one is not or a kernel failed,
 import argparse
 import itertools
 import math
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -20,12 +21,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from evalsuite.cli.exit_codes import guarded
+from evalsuite.cli.parser import Parser
 from evalsuite.foundation import MissingDependencyError, append_jsonl
 from evalsuite.models.ops import packages, tuning
 from evalsuite.models.ops.recurrence import RecurrenceInputs, compute_recurrence, fla_backend
 from evalsuite.models.ops.recurrence.chunked import chunked
 from evalsuite.models.ops.recurrence.inputs import DecayShape
-from tests.parity.exit_codes import exit_with
 
 Op = Callable[[RecurrenceInputs], tuple[Tensor, Tensor]]
 
@@ -135,7 +137,7 @@ def kernels_for(decay: DecayShape, delta: bool, dtype: torch.dtype) -> list[fla_
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print a row per kernel and append it to `kernel_accuracy.jsonl` under `--out`; 1 if one is off."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m tests.parity.kernel_accuracy",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -184,4 +186,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    exit_with(main)
+    sys.exit(guarded("kernel_accuracy", main, resumable=False))

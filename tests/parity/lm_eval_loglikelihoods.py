@@ -25,6 +25,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from evalsuite.cli.exit_codes import guarded
+from evalsuite.cli.parser import Parser
 from evalsuite.evaluation.build import fewshot_examples
 from evalsuite.foundation import DataError, write_json
 from evalsuite.models.inference.requests import ScoreResponse
@@ -34,7 +36,6 @@ from evalsuite.protocols.request_set import RequestSet
 from evalsuite.protocols.tokenization import Encoder
 from evalsuite.tasks.benchmark import Benchmark, load_benchmark
 from evalsuite.tasks.sources.documents import Document, documents, sample_documents
-from tests.parity.exit_codes import exit_with
 
 BENCHMARKS = ("arc_easy", "arc_challenge", "piqa", "winogrande", "lambada_openai", "hellaswag", "mmlu")
 SOFTMAX_EVERY = 4
@@ -269,9 +270,7 @@ def load(path: str, device: str, hybrid: str | None = None) -> Any:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Compare benchmark by benchmark; return the exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checkpoint")
     parser.add_argument("--same-requests", action="store_true", help="HFLM scores our token ids, in batches")
     parser.add_argument("--hybrid", metavar="MIXER", help="a student of it, every fourth layer softmax")
@@ -327,4 +326,4 @@ if __name__ == "__main__":
     from evalsuite.models import kernel_policy
 
     with kernel_policy("torch"):
-        exit_with(main)
+        sys.exit(guarded("lm_eval_loglikelihoods", main, resumable=False))

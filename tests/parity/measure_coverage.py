@@ -9,7 +9,7 @@ One run writes measures.csv and measures.md; it takes seven minutes on one core.
 holds, 1 if not, 64 or more if the study could not be run.
 """
 
-import argparse
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import sqrt
@@ -17,6 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
+from evalsuite.cli.exit_codes import guarded
+from evalsuite.cli.parser import Parser
 from evalsuite.foundation import progress, write_text
 from evalsuite.reports.analysis.bootstrap_sample import Estimate
 from evalsuite.reports.analysis.measures.agreement import AgreementPool, benchmark_agreement_rows
@@ -28,7 +30,6 @@ from evalsuite.reports.analysis.recovery import capped_recovery, recovery
 from evalsuite.reports.analysis.scopes import Pool
 from evalsuite.reports.statistics.intervals import Interval
 from evalsuite.reports.statistics.yardstick import equivalent_bits
-from tests.parity.exit_codes import exit_with
 from tests.parity.interval_coverage import table
 from tests.parity.simulated_answers import (
     PROTOCOL,
@@ -258,7 +259,7 @@ def summary(rows: Sequence[Row]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Simulate every setting and write measures.csv and measures.md; 0 if every row holds, else 1."""
-    parser = argparse.ArgumentParser(prog="python -m tests.parity.measure_coverage", description=__doc__)
+    parser = Parser(prog="python -m tests.parity.measure_coverage", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder for the two files")
     parser.add_argument(
         "--simulations", type=int, default=SIMULATIONS, help="per setting (default: %(default)s)"
@@ -274,4 +275,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    exit_with(main)
+    sys.exit(guarded("measure_coverage", main, resumable=False))

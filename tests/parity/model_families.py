@@ -23,6 +23,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 from transformers import PreTrainedModel
 
+from evalsuite.cli.exit_codes import guarded
+from evalsuite.cli.parser import Parser
 from evalsuite.foundation import ConfigError
 from evalsuite.models.checkpoints.load import Checkpoint
 from evalsuite.models.inference import GenerateRequest, SamplingParams, ScoreRequest
@@ -30,7 +32,6 @@ from evalsuite.models.inference.in_process import InProcessEngine
 from evalsuite.models.inference.proof import UnsupportedModelError
 from evalsuite.models.inference.torch.engine import TorchEngine
 from evalsuite.models.inference.transformers.engine import TransformersEngine
-from tests.parity.exit_codes import exit_with
 from tests.parity.tiny_families import EOS, FAMILIES, VOCABULARY, Family, make_checkpoint
 
 MAX_DIFFERENCE = 1e-4
@@ -191,7 +192,7 @@ def update_table(document: str, rows: Sequence[str]) -> str:
 
 def main() -> int:
     """Run the study and print a line per family."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = Parser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("families", nargs="*", metavar="FAMILY", help="default: all")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--write", type=Path, metavar="FILE", help="update the table in this document")
@@ -226,4 +227,4 @@ def _line(result: Result) -> str:
 
 
 if __name__ == "__main__":
-    exit_with(main)
+    sys.exit(guarded("model_families", main, resumable=False))

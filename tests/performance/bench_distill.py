@@ -26,11 +26,12 @@ from transformers import AutoConfig, LlamaConfig, PreTrainedConfig
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from evalsuite.cli.exit_codes import guarded
+from evalsuite.cli.parser import Parser
 from evalsuite.distill.training.distributed import ProcessGroup
 from evalsuite.distill.training.provenance import package_versions
 from evalsuite.foundation import write_json, write_text
 from evalsuite.models.checkpoints.load import load_outline
-from tests.parity.exit_codes import exit_with
 from tests.performance.distill_accuracy import check_accuracy, failures
 from tests.performance.distill_profile import profile, profile_table
 from tests.performance.distill_steps import Bench, Timing
@@ -170,7 +171,7 @@ def teacher_config(path: str) -> PreTrainedConfig:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the measurements and print the tables; 1 if the optimized step is not accurate."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="bench_distill.py", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--device", help="cpu, cuda or cuda:1; default: CUDA if available")
@@ -271,4 +272,4 @@ def _free_memory(bench: Bench) -> None:
 
 
 if __name__ == "__main__":
-    exit_with(main)
+    sys.exit(guarded("bench_distill", main, resumable=False))

@@ -29,6 +29,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from evalsuite.cli.exit_codes import guarded
+from evalsuite.cli.parser import Parser
 from evalsuite.foundation import MissingDependencyError, write_json
 from evalsuite.models import build_student
 from evalsuite.models.checkpoints.load import Checkpoint, load_checkpoint
@@ -44,7 +46,6 @@ from evalsuite.models.inference.torch.loglikelihood import LoglikelihoodBatch
 from evalsuite.models.inference.torch.model_runner import ModelRunner
 from evalsuite.models.inference.torch.scheduler import GenerationScheduler
 from evalsuite.protocols.tokenization import Encoder, group_by_context
-from tests.parity.exit_codes import exit_with
 from tests.performance.host_profile import HostProfile, Targets
 from tests.performance.kernel_profile import profile_kernels
 
@@ -356,9 +357,7 @@ def student_of(teacher: Checkpoint, mixer: str) -> Checkpoint:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the comparison, print the table and optionally write it as JSON."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkpoint", default="pocket", help="hub id, folder, GGUF file or pocket")
     parser.add_argument("--random", action="store_true", help="random weights of the checkpoint's config")
     parser.add_argument("--mixer", action="append", default=[], help="also a student with this mixer")
@@ -405,4 +404,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    exit_with(main)
+    sys.exit(guarded("bench_engine", main, resumable=False))

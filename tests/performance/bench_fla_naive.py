@@ -19,8 +19,9 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from evalsuite.cli.exit_codes import guarded
+from evalsuite.cli.parser import Parser
 from evalsuite.foundation import MissingDependencyError
-from tests.parity.exit_codes import exit_with
 from tests.parity.kernel_accuracy import recurrence, relative_error
 from tests.performance.bench_mixers import Row, Tables, recurrence_inputs, seconds
 
@@ -85,9 +86,7 @@ def _naive(function: Callable[..., Tensor | tuple[Tensor, ...]], case: Case, hea
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse the command line and measure."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path, help="folder for the table (CSV and Markdown)")
     options = parser.parse_args(arguments)
@@ -99,4 +98,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    exit_with(main)
+    sys.exit(guarded("bench_fla_naive", main, resumable=False))

@@ -32,9 +32,10 @@ from torch import Tensor
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from evalsuite.cli.exit_codes import guarded
+from evalsuite.cli.parser import Parser
 from evalsuite.foundation import ConfigError, write_text
 from evalsuite.models.ops import packages
-from tests.parity.exit_codes import exit_with
 from tests.performance.bench_mixers import Row, to_csv
 from tests.performance.inference_kernels import attention, layers, states
 from tests.performance.inference_kernels.case import SMOLLM2_135M, TINY, Case, Setting, Way
@@ -188,9 +189,7 @@ def table(timings: Sequence[Timing]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse the command line, measure, and print a table; 1 if a result is wrong."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", help="operations whose names contain this (repeatable)")
     parser.add_argument("--small", action="store_true", help="a tiny shape and few rows, for a CPU")
     parser.add_argument("--repeats", type=int, default=REPEATS)
@@ -210,4 +209,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    exit_with(main)
+    sys.exit(guarded("bench_inference_kernels", main, resumable=False))

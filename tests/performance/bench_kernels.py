@@ -10,6 +10,7 @@ implementation only.
 
 import argparse
 import importlib.util
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -17,13 +18,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import kl_div
 
+from evalsuite.cli.exit_codes import guarded
+from evalsuite.cli.parser import Parser
 from evalsuite.models.ops import gates, hidden_distance
 from evalsuite.models.ops import rms_norm as norms
 from evalsuite.models.ops import rotary as rotations
 from evalsuite.models.ops import short_conv as convolutions
 from evalsuite.models.ops import swiglu as gating
 from evalsuite.models.ops.numerics import upcast_fp32
-from tests.parity.exit_codes import exit_with
 from tests.performance.bench_mixers import Row, Tables
 
 VOCABULARY = {576: 49152, 2048: 151936, 4096: 151936}
@@ -259,9 +261,7 @@ def bench(out: Path | None, peers: Sequence[str], widths: Sequence[int]) -> dict
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse the command line and measure."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peer", action="append", choices=PEERS, help="only this one (repeatable)")
     parser.add_argument(
         "--width", action="append", type=int, choices=VOCABULARY, help="only this one (repeatable)"
@@ -273,4 +273,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    exit_with(main)
+    sys.exit(guarded("bench_kernels", main, resumable=False))

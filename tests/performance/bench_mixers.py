@@ -25,6 +25,8 @@ from transformers import AutoModel, LlamaConfig
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from evalsuite.cli.exit_codes import guarded
+from evalsuite.cli.parser import Parser
 from evalsuite.foundation import write_text
 from evalsuite.models.mixers import MIXERS, AttentionSpan, RecurrentMixer, make_mixer
 from evalsuite.models.ops.dispatch import KernelPolicy, kernel_policy
@@ -34,7 +36,6 @@ from evalsuite.models.ops.recurrence import (
     fla_backend,
     naive_recurrent,
 )
-from tests.parity.exit_codes import exit_with
 from tests.parity.kernel_accuracy import relative_error, relative_errors
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM = 576, 9, 3, 64
@@ -287,9 +288,7 @@ def run_mixers(
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse the command line and measure."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--mixer", action="append", choices=sorted(MIXERS), help="only this one (repeatable)")
     parser.add_argument("--repeats", type=int, default=3)
@@ -300,4 +299,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    exit_with(main)
+    sys.exit(guarded("bench_mixers", main, resumable=False))

@@ -11,7 +11,6 @@ that an idle core would need. Exit code: 0 if each needs less than 3 GB and `--m
 and the page less than 10 MB; 1 if not; 64 or more if it was not measured.
 """
 
-import argparse
 import json
 import os
 import platform
@@ -25,11 +24,12 @@ from pathlib import Path
 
 import numpy as np
 
+from evalsuite.cli.exit_codes import guarded
+from evalsuite.cli.parser import Parser
 from evalsuite.foundation import progress, write_json
 from evalsuite.reports.records.schema import ScoreRow
 from evalsuite.reports.records.score_files import ScoreFileInfo, ScorerVersion, write_score_file
 from evalsuite.reports.run import Benchmark, Checkpoint, Manifest, ProtocolSettings, write_manifest
-from tests.parity.exit_codes import exit_with
 
 CHECKPOINTS = 10
 BENCHMARKS = 5
@@ -164,9 +164,7 @@ def measure(code: str, run: Path, out: Path) -> dict[str, float]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and write the result; 0 if report and gate stay below their limits, else 1."""
-    parser = argparse.ArgumentParser(
-        prog="python -m tests.performance.report_throughput", description=__doc__
-    )
+    parser = Parser(prog="python -m tests.performance.report_throughput", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder for the result")
     parser.add_argument("--name", default="throughput.json", help="file name (default: %(default)s)")
     parser.add_argument(
@@ -209,4 +207,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    exit_with(main)
+    sys.exit(guarded("report_throughput", main, resumable=False))

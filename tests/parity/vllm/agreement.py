@@ -15,6 +15,7 @@ Exit codes: 0 all rows hold, 1 one does not, 64 or more an error.
 import argparse
 import gc
 import json
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +28,8 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
+from evalsuite.cli.exit_codes import guarded
+from evalsuite.cli.parser import Parser
 from evalsuite.foundation import append_jsonl, progress, write_text
 from evalsuite.models import MIXERS
 from evalsuite.models.checkpoints.load import describe_checkpoint, load_checkpoint
@@ -34,7 +37,6 @@ from evalsuite.models.inference.requests import GenerateRequest, GenerateRespons
 from evalsuite.models.inference.torch.engine import TorchEngine
 from evalsuite.models.inference.vllm.engine import VllmEngine
 from evalsuite.models.inference.vllm.process import VllmProcess, find_python
-from tests.parity.exit_codes import exit_with
 from tests.parity.vllm.agreement_cases import (
     MAX_PROMPT_LENGTH,
     NUM_GENERATED,
@@ -257,9 +259,7 @@ def serving_arguments(mode: str, student: StudentCase, *, gpu: bool) -> dict[str
 
 def main() -> int:
     """Measure the missing rows and write the table; 1 if a row does not hold."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder for agreement.jsonl and agreement.md")
     parser.add_argument("--teacher", default="pocket", help="default: %(default)s")
     mixers: dict[str, Any] = {"nargs": "+", "choices": MIXERS, "metavar": "MIXER", "default": []}
@@ -330,4 +330,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    exit_with(main)
+    sys.exit(guarded("agreement", main, resumable=False))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.performance import bench_distill_large
+from evalsuite.reports.studies.throughput import large_models
 
 TINY = ["--shape", "tiny", "--seq", "16", "--sequences", "2", "--micro-batches", "2", "--device", "cpu"]
 TINY += ["--warmup", "1", "--steps", "2"]
@@ -19,7 +19,7 @@ def test_options_that_save_memory_do_not_change_the_first_loss(tmp_path: Path) -
         ("frozen", ["--trainable", "no_mlp", "--activation-checkpointing"]),
     ):
         out = tmp_path / f"{name}.json"
-        assert bench_distill_large.main([*TINY, *extra, "--out", str(out)]) == 0
+        assert large_models.main([*TINY, *extra, "--out", str(out)]) == 0
         found[name] = json.loads(out.read_text())
         assert found[name]["tokens_per_second"] > 0
         assert len(found[name]["step_seconds"]) == 3
@@ -31,4 +31,4 @@ def test_options_that_save_memory_do_not_change_the_first_loss(tmp_path: Path) -
 
 def test_micro_batches_divide_the_sequences() -> None:
     with pytest.raises(SystemExit):
-        bench_distill_large.parse(["--shape", "tiny", "--sequences", "3", "--micro-batches", "2"])
+        large_models.parse(["--shape", "tiny", "--sequences", "3", "--micro-batches", "2"])

@@ -1,11 +1,11 @@
-"""Distillation of models of 0.6B to 8B parameters: `python tests/performance/bench_distill_large.py --help`.
+"""Distillation of models of 0.6B to 8B parameters: tokens per second, memory and the share of the peak.
 
 Times the trainer's own steps of knowledge distillation on random tokens, with random weights that are drawn
 on the GPU, and prints one JSON object. Options choose what saves memory. Under `torchrun`, every GPU takes
 `--sequences` sequences, and `--sharded` shards teacher and student:
 
-    python tests/performance/bench_distill_large.py --shape qwen3-4b --sequences 16 --micro-batches 8
-    torchrun --nproc-per-node 2 tests/performance/bench_distill_large.py --shape qwen3-8b --sharded
+    python -m evalsuite.reports.studies.throughput.large_models --shape qwen3-4b --sequences 16
+    torchrun --nproc-per-node 2 -m evalsuite.reports.studies.throughput.large_models --shape qwen3-8b …
 """
 
 import argparse
@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
+from evalsuite.cli.exit_codes import guarded
+from evalsuite.cli.parser import Parser
 from evalsuite.distill.recipe.stage import Stage
 from evalsuite.distill.trainable import TRAINABLE_SETS, trainable_names
 from evalsuite.distill.training.distributed import ProcessGroup
@@ -38,7 +38,6 @@ from evalsuite.models.decoder import StudentConfig, StudentForCausalLM
 from evalsuite.models.decoder.config import decoder_config
 from evalsuite.models.decoder.cost import ModelCost, peak_flops
 from evalsuite.models.decoder.deferred_init import DrawnWeights, replace_parameters
-from tests.parity.exit_codes import exit_with
 
 TINY = {
     "hidden_size": 64,
@@ -128,8 +127,8 @@ def random_batch(options: argparse.Namespace, vocab_size: int, group: ProcessGro
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The options of the command line."""
-    parser = argparse.ArgumentParser(
-        prog="bench_distill_large.py", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    parser = Parser(
+        prog="large_models.py", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     names = [*(name.lower() for name in shape_names()), "tiny"]
     parser.add_argument("--shape", choices=names, required=True)
@@ -252,4 +251,4 @@ def _peaks(group: ProcessGroup) -> list[float]:
 
 
 if __name__ == "__main__":
-    exit_with(main)
+    sys.exit(guarded("large_models", main, resumable=False))

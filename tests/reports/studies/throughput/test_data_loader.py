@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.performance.data_throughput import main, share_of_waiting
+from evalsuite.reports.studies.throughput.data_loader import main, share_of_waiting
 
 
 def read(path: Path) -> list[dict[str, float]]:

@@ -1,6 +1,6 @@
 """Speed of the data loader: tokens per second, and the share of time that training would wait for data.
 
-    python -m tests.performance.data_throughput --out reports/results/distill
+    python -m evalsuite.reports.studies.throughput.data_loader --out reports/results/distill
 
 Writes documents of random words, trains a byte-level BPE tokenizer on them, and measures the loader of the
 trainer with every number of worker processes: alone, and with a consumer that takes a batch as often as a
@@ -16,6 +16,7 @@ import csv
 import json
 import multiprocessing
 import os
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -28,13 +29,14 @@ import numpy as np
 from tokenizers import ByteLevelBPETokenizer
 from transformers import PreTrainedTokenizerFast
 
+from evalsuite.cli.exit_codes import guarded
+from evalsuite.cli.parser import Parser
 from evalsuite.distill.data.loader import DataSources, StageDataLoader, prefetch
 from evalsuite.distill.data.preparation import read_examples
 from evalsuite.distill.recipe import Recipe
 from evalsuite.distill.recipe.data_sources import LocalSourceConfig
 from evalsuite.distill.types import GlobalBatch
 from evalsuite.foundation import progress
-from tests.parity.exit_codes import exit_with
 
 MAX_WAITING = 0.01
 MAX_GROWTH = 1.3
@@ -165,9 +167,7 @@ def write_table(path: Path, rows: Sequence[dict[str, Any]]) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse the command line, measure and write the tables."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="folder for the two tables")
     parser.add_argument("--workers", type=int, nargs="+", default=[0, 1, 2, 4], help="numbers of processes")
     parser.add_argument("--documents", type=int, default=10_000)
@@ -210,4 +210,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    exit_with(main)
+    sys.exit(guarded("data_loader", main, resumable=False))

@@ -1,6 +1,6 @@
 """How evenly an executor spreads a run: wall time of inference against the workers' own time.
 
-    python -m tests.performance.executor_balance --executor ray --workers 2 --out balance.json
+    python -m evalsuite.reports.studies.throughput.executor_balance --executor ray --workers 2 --out ray.json
 
 Ten checkpoints (the pocket teacher with noise on its weights) respond to the eight benchmarks of the pocket
 world, needles at two contexts. The ratio is (wall time from the first message of a worker) ÷ (sum of the
@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import platform
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,13 +21,14 @@ from typing import Any
 
 import torch
 
+from evalsuite.cli.exit_codes import guarded
+from evalsuite.cli.parser import Parser
 from evalsuite.config import RunConfig
 from evalsuite.evaluation import evaluate
 from evalsuite.executors import EXECUTORS, Channel, Executor, Job, Worker, open_executor
 from evalsuite.foundation import write_json
 from evalsuite.models.checkpoints.load import load_checkpoint
 from evalsuite.reports.run import read_environment
-from tests.parity.exit_codes import exit_with
 
 CHECKPOINTS = 10
 SUITE = """
@@ -93,7 +95,7 @@ class Timed:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run, print and write the ratio."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = Parser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--executor", default="ray")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--limit", type=int, default=100, help="documents of a benchmark")
@@ -139,4 +141,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    exit_with(main)
+    sys.exit(guarded("executor_balance", main, resumable=False))

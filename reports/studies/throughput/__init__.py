@@ -1,0 +1,1 @@
+"""Throughput of the data loader, of large models and of executors, as published in the results."""
