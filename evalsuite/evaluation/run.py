@@ -1,26 +1,19 @@
 """`evaluate`: run a suite on checkpoints, resumable, in up to three phases (build, infer, score)."""
 
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evalsuite.config import PHASES, RunConfig
+from evalsuite.config import Phase, RunConfig
+from evalsuite.evaluation import phases
 from evalsuite.evaluation.checkpoints import diverged_students, expand_folders
 from evalsuite.evaluation.environment import coverage_notices, engine_notices, update_environment
 from evalsuite.evaluation.inference.warm_up import prepare_workers, serves_any
 from evalsuite.evaluation.inputs import check_inputs
-from evalsuite.evaluation.phases import (
-    HarnessPhases,
-    ScoreResult,
-    open_phases,
-    run_tracker,
-    works_in_parallel,
-)
-from evalsuite.evaluation.processes.background import Calls
 from evalsuite.evaluation.run_paths import read_built, responses_folder, unread_of
 from evalsuite.executors import Executor, open_executor
 from evalsuite.foundation import locked
@@ -113,94 +106,82 @@ def evaluate(config: RunConfig) -> Summary:
         CheckpointError: a checkpoint that cannot be loaded.
         RunFolderError: a folder that holds another run, is in use, or cannot be written.
     """
-    try:
-        return _evaluate(config)
-    finally:
-        # An interrupted machine exports its responses, too.
-        if config.export_shard is not None and any(responses_folder(Path(config.out)).glob("*.jsonl")):
-            from evalsuite.evaluation.shards.export import export_shard
-
-            export_shard(Path(config.out), Path(config.export_shard))
-
-
-def _evaluate(config: RunConfig) -> Summary:
-    with (
-        closing(open_phases(config)) as calls,
-        closing(open_executor(config.executor, config.executor_args)) as executor,
-    ):
-        return _run_phases(config, calls, executor)
-
-
-def _run_phases(config: RunConfig, calls: Calls, executor: Executor) -> Summary:
-    out = Path(config.out)
-    if config.track is not None:
-        check_tracker(config.track)
-    checkpoints = expand_folders(config.checkpoints)
-    check_inputs(config, checkpoints)
+    out, builds, infers = Path(config.out), "build" in config.phases, "infer" in config.phases
     summary = Summary(run=out)
     with ExitStack() as stack:
-        if "build" in config.phases:
-            calls.start(HarnessPhases.describe, config, checkpoints)
-        early = "build" in config.phases and serves_any(config)
-        if early:
-            # Another process builds while this one imports what runs models, which takes seconds.
-            stack.enter_context(locked(out / ".lock", wait=False))
-            calls.start(HarnessPhases.build, config, checkpoints)
-        if "infer" in config.phases:
-            prepare_workers(config, executor)
-            from evalsuite.evaluation.inference.engines import check_servable
+        # An interrupted machine exports its responses, too.
+        stack.callback(_export_shard, config)
+        executor = stack.enter_context(closing(open_executor(config.executor, config.executor_args)))
+        if config.track is not None:
+            check_tracker(config.track)
+        checkpoints = expand_folders(config.checkpoints)
+        check_inputs(config, checkpoints)
+        start, has_time = stack.enter_context(phases.open_harnesses(config))
+        # An engine that may refuse the run does so before anything is written. Any other one is imported
+        # while another process builds.
+        if infers and not (builds and serves_any(config)):
+            _prepare_inference(config, executor, checkpoints)
+        stack.enter_context(locked(out / ".lock", wait=False))
+        preloaded: PreloadedEngine | None = None
+        if builds:
+            built = start(phases.build, config, checkpoints)
+            if infers and serves_any(config):
+                _prepare_inference(config, executor, checkpoints)
+            with _phase(config, "build", summary):
+                if infers and has_time:
+                    preloaded = _preload(config, config.teacher or checkpoints[0])
+                built()
+            if "score" in config.phases:
+                start(phases.import_scoring)
+        if infers:
+            with _phase(config, "infer", summary):
+                _infer(config, checkpoints, executor, summary, preloaded)
+            preloaded = None
+        if "score" in config.phases:
+            with _phase(config, "score", summary):
+                scored = start(phases.score, config)
+                # Imported while another process scores: the result has a table of pandas.
+                import pandas as pd  # noqa: F401
 
-            check_servable(config, [path for path in (config.teacher, *checkpoints) if path is not None])
-        if not early:
-            stack.enter_context(locked(out / ".lock", wait=False))
-            if "build" in config.phases:
-                calls.start(HarnessPhases.build, config, checkpoints)
-        _run_locked(config, calls, executor, checkpoints, summary)
-    facts = read_environment(out)
-    summary.partial, summary.left_out = facts.get("partial", {}), facts.get("left_out", {})
-    diverged = {each.path: f"{each.why}; it is left out" for each in diverged_students(config.checkpoints)}
-    summary.notices = diverged | engine_notices(out, read_built(out).labels)
+                found = scored()
+                summary.missing, summary.scores = found.missing, found.scores
+                summary.merged, summary.errors = found.merged, found.errors
+        facts = read_environment(out)
+        summary.partial, summary.left_out = facts.get("partial", {}), facts.get("left_out", {})
+        diverged = {
+            each.path: f"{each.why}; it is left out" for each in diverged_students(config.checkpoints)
+        }
+        summary.notices = diverged | engine_notices(out, read_built(out).labels)
     return summary
 
 
-def _run_locked(
-    config: RunConfig, calls: Calls, executor: Executor, checkpoints: Sequence[str], summary: Summary
-) -> None:
-    """Carry out the phases in a folder that this process has locked; the build is started."""
-    out = summary.run
-    preloaded: PreloadedEngine | None = None
-    for phase in (phase for phase in PHASES if phase in config.phases):
-        started = time.monotonic()
-        if phase == "build":
-            if "infer" in config.phases and works_in_parallel(config, calls):
-                preloaded = _preload(config, config.teacher or checkpoints[0])
-            calls.result()
-            calls.result()
-            if "score" in config.phases:
-                calls.start(HarnessPhases.prepare_score)
-        elif phase == "infer":
-            _infer(config, out, checkpoints, executor, summary, preloaded)
-            preloaded = None
-        else:
-            calls.start(HarnessPhases.score, config)
-            # Imported while another process scores: the result has a table of pandas.
-            import pandas as pd  # noqa: F401
+def _export_shard(config: RunConfig) -> None:
+    if config.export_shard is not None and any(responses_folder(Path(config.out)).glob("*.jsonl")):
+        from evalsuite.evaluation.shards.export import export_shard
 
-            if "build" in config.phases:
-                calls.result()
-            _take_scores(summary, calls.result())
-        summary.unread = unread_of(read_built(out))
-        update_environment(
-            out,
-            config=read_environment(out).get("config", {}) | {phase: config.record(phase)},
-            **({"unread": summary.unread} if summary.unread else {}),
-        )
-        summary.seconds[phase] = time.monotonic() - started
+        export_shard(Path(config.out), Path(config.export_shard))
 
 
-def _take_scores(summary: Summary, found: ScoreResult) -> None:
-    summary.missing, summary.scores = found.missing, found.scores
-    summary.merged, summary.errors = found.merged, found.errors
+@contextmanager
+def _phase(config: RunConfig, phase: Phase, summary: Summary) -> Iterator[None]:
+    """Record the configuration and the time of a phase when it ends."""
+    out, started = summary.run, time.monotonic()
+    yield
+    summary.unread = unread_of(read_built(out))
+    update_environment(
+        out,
+        config=read_environment(out).get("config", {}) | {phase: config.record(phase)},
+        **({"unread": summary.unread} if summary.unread else {}),
+    )
+    summary.seconds[phase] = time.monotonic() - started
+
+
+def _prepare_inference(config: RunConfig, executor: Executor, checkpoints: Sequence[str]) -> None:
+    """Start the workers of inference, import the engine, and let it refuse what it cannot serve."""
+    prepare_workers(config, executor)
+    from evalsuite.evaluation.inference.engines import check_servable
+
+    check_servable(config, [path for path in (config.teacher, *checkpoints) if path is not None])
 
 
 def _preload(config: RunConfig, path: str) -> "PreloadedEngine | None":
@@ -235,7 +216,6 @@ def _engine_choice(config: RunConfig) -> "EngineChoice":
 
 def _infer(
     config: RunConfig,
-    out: Path,
     checkpoints: Sequence[str],
     executor: Executor,
     summary: Summary,
@@ -246,6 +226,7 @@ def _infer(
     from evalsuite.evaluation.registration import register_checkpoints
     from evalsuite.models.engines import engine_type
 
+    out = summary.run
     manifest = read_built(out)
     if "build" not in config.phases:
         manifest = register_checkpoints(
@@ -257,7 +238,7 @@ def _infer(
         selected = select_checkpoints(manifest, paths, trust_remote_code=config.trust_remote_code)
     for checkpoint in selected:
         engine_type(config.engine, config.engine_args, manifest.limit(checkpoint).extension)
-    with run_tracker(config) as tracker:
+    with phases.run_tracker(config) as tracker:
         done = infer(
             out,
             manifest,

@@ -21,3 +21,10 @@ with suppress(ImportError), quiet_harness():
         # An exception here would end the process before any worker could report it.
         with suppress(Exception):
             import_module(name)
+
+# EvalScope imports sympy with the first formula, which each worker would do by itself while a run scores.
+with suppress(Exception), quiet_harness():
+    from math_verify import parse
+
+    # Builds the tables of the grammar. Without a limit of time, which takes a signal.
+    parse("$1$", parsing_timeout=None)

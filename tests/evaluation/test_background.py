@@ -15,11 +15,9 @@ import pytest
 
 from evalsuite.config import RunConfig
 from evalsuite.evaluation import evaluate, phases
-from evalsuite.evaluation.processes.background import Background, Calls, Here
+from evalsuite.evaluation.processes.background import Background
 from evalsuite.foundation import CheckpointError, DataError, RunFolderError
 from evalsuite.reports.run import read_manifest
-
-KINDS = [Here, Background]
 
 
 class OddError(Exception):
@@ -76,47 +74,39 @@ def wait_for(mark: Path) -> None:
         time.sleep(0.01)
 
 
-@pytest.fixture(params=KINDS)
-def calls(request: pytest.FixtureRequest) -> Iterator[Calls]:
-    found: Calls = request.param(opened)
-    yield found
-    found.close()
+@pytest.fixture
+def background() -> Iterator[Background]:
+    with Background(opened) as found:
+        yield found
 
 
-def test_results_come_in_order_from_one_object(calls: Calls) -> None:
-    for number in (3, 5):
-        calls.start(append, number)
-    process, first = calls.result()
-    assert (process == os.getpid()) == isinstance(calls, Here)
-    assert (first, calls.result()[1]) == ([3], [3, 5])
+def test_results_are_taken_in_any_order_from_one_object(background: Background) -> None:
+    first, _, third = (background.start(append, number) for number in (3, 5, 7))
+    process, numbers = third()
+    assert (numbers, first()[1]) == ([3, 5, 7], [3])
+    assert process != os.getpid()
 
 
 @pytest.mark.parametrize("kind", ["data", "os"])
-def test_errors_keep_their_class_and_message(calls: Calls, kind: str) -> None:
-    calls.start(fail, kind)
+def test_errors_keep_their_class_and_message(background: Background, kind: str) -> None:
+    failed = background.start(fail, kind)
     with pytest.raises(DataError if kind == "data" else FileNotFoundError) as caught:
-        calls.result()
+        failed()
     assert str(caught.value) == ("a.jsonl: empty" if kind == "data" else "[Errno 2] No such file: 'b'")
-    calls.start(append, 1)
-    assert calls.result()[1] == [1]
+    assert background.start(append, 1)()[1] == [1]
 
 
-def test_an_error_that_cannot_travel_keeps_its_traceback() -> None:
-    background = Background(opened)
-    background.start(fail, "odd")
+def test_an_error_that_cannot_travel_keeps_its_traceback(background: Background) -> None:
     with pytest.raises(RuntimeError, match="1 and 2") as caught:
-        background.result()
-    background.close()
+        background.start(fail, "odd")()
     assert "in fail" in caught.value.__notes__[0]
 
 
-def test_a_killed_process_is_named() -> None:
-    background = Background(opened)
-    background.start(die)
+def test_a_killed_process_is_named(background: Background) -> None:
+    killed = background.start(die)
     background.start(append, 1)
     with pytest.raises(RunFolderError, match=r"ended with exit code -9.*fewer --workers"):
-        background.result()
-    background.close()
+        killed()
 
 
 def test_a_call_that_is_given_up_releases_what_it_holds(tmp_path: Path) -> None:
@@ -168,16 +158,13 @@ def test_it_ends_with_the_process_that_made_it() -> None:
 
 
 @pytest.mark.long
-def test_a_prepared_process_builds_and_scores_alike(
+def test_a_process_of_its_own_builds_and_scores_alike(
     tiny: Path, suite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(phases, "pays_off", lambda config: True)
     for name in ("here", "there"):
-        config = RunConfig(suite=suite, checkpoints=[str(tiny)], out=tmp_path / name, quiet=True)
-        if name == "there":
-            phases.prepare(config)
-        summary = evaluate(config)
-        assert (summary.missing, len(summary.scores) > 0, phases._prepared) == (0, True, None)
+        monkeypatch.setattr(phases, "pays_off", lambda config, name=name: name == "there")
+        summary = evaluate(RunConfig(suite=suite, checkpoints=[str(tiny)], out=tmp_path / name, quiet=True))
+        assert (summary.missing, len(summary.scores) > 0) == (0, True)
     files = sorted(path.relative_to(tmp_path / "here") for path in (tmp_path / "here").rglob("*.*"))
     assert {path.suffix for path in files} >= {".jsonl", ".parquet"}
     for file in files:
@@ -188,7 +175,7 @@ def test_a_prepared_process_builds_and_scores_alike(
 
 
 @pytest.mark.long
-def test_an_error_of_a_prepared_process_is_the_runs_own(
+def test_an_error_of_a_process_of_its_own_is_the_runs_own(
     suite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(phases, "pays_off", lambda config: True)
@@ -201,7 +188,6 @@ def test_an_error_of_a_prepared_process_is_the_runs_own(
         phases=("build",),
         quiet=True,
     )
-    phases.prepare(config)
     with pytest.raises(CheckpointError, match="expected a JSON object"):
         evaluate(config)
     assert not (tmp_path / "run" / "run.json").exists()

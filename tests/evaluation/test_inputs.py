@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -82,17 +83,26 @@ def test_data_folders_are_needed_by_runs_without_documents(tmp_path: Path) -> No
     check_inputs(config, [])
 
 
-def test_a_process_is_prepared_for_valid_inputs_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_is_started_for_valid_inputs_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[object] = []
+
+    def start(make: object) -> Any:
+        started.append(make)
+        raise StoppedError
+
     monkeypatch.setattr(phases, "pays_off", lambda config: True)
-    monkeypatch.setattr(phases, "Background", started.append)
-    monkeypatch.setattr(phases, "_prepared", None)
+    monkeypatch.setattr(phases, "Background", start)
     config = RunConfig(suite="pocket", teacher=str(tmp_path / "missing"), out=tmp_path / "run")
     with pytest.raises(CheckpointError, match="no such folder"):
-        phases.prepare(config)
+        evaluate(config)
     assert not started
-    phases.prepare(replace(config, teacher="pocket"))
+    with pytest.raises(StoppedError):
+        evaluate(replace(config, teacher="pocket"))
     assert len(started) == 1
+
+
+class StoppedError(Exception):
+    """Ends a run before it builds."""
 
 
 def test_checkpoints_of_a_built_run_may_be_elsewhere(

@@ -2,6 +2,7 @@
 
 import sys
 import threading
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -66,37 +67,29 @@ class StoppedError(Exception):
     """Ends a run before it builds."""
 
 
-class Recorder:
-    """Calls in another process that are noted; the first result ends the run."""
-
-    def __init__(self, notes: list[str]) -> None:
-        self._notes = notes
-
-    def start(self, function: Any, *_: object) -> None:
-        self._notes.append(function.__name__)
-
-    def result(self) -> None:
-        raise StoppedError
-
-    def close(self) -> None:
-        pass
-
-
 @pytest.mark.parametrize(
     ("settings", "order"),
     [
-        ({}, ["describe", "build", "prepare", "check"]),
-        ({"engine": "transformers"}, ["describe", "build", "prepare", "check"]),
-        ({"engine": "vllm"}, ["describe", "prepare", "check", "build"]),
-        ({"engine_args": {"batch_size": 3}}, ["describe", "prepare", "check", "build"]),
-        ({"phases": ("build",)}, ["describe", "build"]),
+        ({}, ["build", "prepare", "check"]),
+        ({"engine": "transformers"}, ["build", "prepare", "check"]),
+        ({"engine": "vllm"}, ["prepare", "check", "build"]),
+        ({"engine_args": {"batch_size": 3}}, ["prepare", "check", "build"]),
+        ({"phases": ("build",)}, ["build"]),
     ],
 )
 def test_requests_are_built_while_an_engine_is_imported_that_refuses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], order: list[str]
 ) -> None:
     notes: list[str] = []
-    monkeypatch.setattr(run, "open_phases", lambda config: Recorder(notes))
+
+    def end() -> None:
+        raise StoppedError
+
+    def start(function: Any, *_: object) -> Any:
+        notes.append(function.__name__)
+        return end
+
+    monkeypatch.setattr(run.phases, "open_harnesses", lambda config: nullcontext((start, False)))
     monkeypatch.setattr(run, "prepare_workers", lambda *_: notes.append("prepare"))
     monkeypatch.setattr(engines, "check_servable", lambda *_: notes.append("check"))
     with pytest.raises(StoppedError):

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from evalsuite.evaluation import phases
 from evalsuite.evaluation.processes import workers
 from evalsuite.evaluation.processes.workers import MIN_ROWS, MIN_ROWS_TO_IMPORT, Shared, WorkerPool, pays_off
 from evalsuite.foundation import DataError, RunFolderError
+from evalsuite.reports.run import read_manifest
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -55,14 +57,14 @@ def test_workers_share_tasks_and_pass_their_errors_on() -> None:
 
 def test_size_follows_from_processors_and_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "num_processors", lambda: 16)
-    monkeypatch.setattr(workers, "_prepared", False)
     assert WorkerPool(3).size(1) == 3
     assert WorkerPool(None).size(MIN_ROWS_TO_IMPORT - 1) == 1
     assert WorkerPool(None).size(MIN_ROWS_TO_IMPORT) == workers.MAX_WORKERS
     # Harnesses that are imported already change what pays off.
-    monkeypatch.setattr(workers, "_prepared", True)
-    assert WorkerPool(None).size(MIN_ROWS) == workers.MAX_WORKERS
-    assert WorkerPool(None).size(MIN_ROWS - 1) == 1
+    monkeypatch.setattr("multiprocessing.forkserver.ensure_running", lambda: None)
+    preloading = WorkerPool(None, preload=["json"])
+    assert preloading.size(MIN_ROWS) == workers.MAX_WORKERS
+    assert preloading.size(MIN_ROWS - 1) == 1
 
 
 @pytest.mark.parametrize(
@@ -103,17 +105,14 @@ def test_parallel_build_equals_serial(crew: Any, suite: Path, tmp_path: Path) ->
     files = sorted(path.relative_to(tmp_path / "one") for path in (tmp_path / "one").rglob("*.json*"))
     assert len(files) > 4
     for file in files:
-        if file.name != "environment.json":
+        if file.name not in ("environment.json", "run.json"):  # They state when and where.
             assert (tmp_path / "two" / file).read_bytes() == (tmp_path / "one" / file).read_bytes()
+    one, two = (read_manifest(tmp_path / name) for name in ("one", "two"))
+    assert replace(one, created="") == replace(two, created="")
 
 
 def test_workers_import_no_models_and_no_formulas_while_they_score() -> None:
-    code = (
-        "import sys\n"
-        f"for name in {[*phases.PRELOADED, *phases.PRELOADED_TO_SCORE]}:\n"
-        "    __import__(name)\n"
-        "print(*sys.modules)"
-    )
+    code = f"import sys\nfor name in {[*phases.PRELOADED]}:\n    __import__(name)\nprint(*sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, timeout=120
     )
@@ -130,5 +129,5 @@ def test_modules_to_import_in_advance_exist() -> None:
 
     from evalsuite.protocols.preload import MODULES
 
-    names = (*MODULES, *phases.PRELOADED, *phases.PRELOADED_TO_SCORE)
+    names = (*MODULES, *phases.PRELOADED)
     assert all(find_spec(name) for name in names)

@@ -134,11 +134,6 @@ def add(commands: argparse._SubParsersAction) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Evaluate, and print scores and the run folder."""
     config = run_config(arguments)
-    if "dry_run" not in arguments:
-        from evalsuite.evaluation.phases import prepare
-
-        # Before the imports that take seconds, which the process that this starts does at the same time.
-        prepare(config)
     from evalsuite.evaluation import evaluate
 
     if "dry_run" in arguments:

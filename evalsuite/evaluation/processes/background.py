@@ -1,4 +1,4 @@
-"""Calls on one object, in this process or in one of its own that works while this one does something else."""
+"""Calls in a process of its own, which works while this one does something else."""
 
 import atexit
 import os
@@ -6,46 +6,14 @@ import pickle
 import signal
 import sys
 import traceback
-from collections import deque
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import AbstractContextManager, suppress
+from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
-from typing import Any, Protocol
+from typing import Any, Self
 
 from evalsuite.foundation import RunFolderError
-
-
-class Calls(Protocol):
-    """Calls whose results are taken in the order in which they were started."""
-
-    def start(self, function: Callable[..., Any], *args: Any) -> None:
-        """Call a function of a module with the object and these arguments, which can be pickled."""
-
-    def result(self) -> Any:
-        """Return the result of the oldest call whose result was not taken yet, or raise what it raised."""
-
-    def close(self) -> None:
-        """Release the object; calls without a result are given up."""
-
-
-class Here:
-    """Calls in this process, each when its result is taken."""
-
-    def __init__(self, make: Callable[[], AbstractContextManager[Any]]) -> None:
-        self._stack = ExitStack()
-        self._target = self._stack.enter_context(make())
-        self._calls: deque[tuple[Callable[..., Any], tuple[Any, ...]]] = deque()
-
-    def start(self, function: Callable[..., Any], *args: Any) -> None:
-        self._calls.append((function, args))
-
-    def result(self) -> Any:
-        function, args = self._calls.popleft()
-        return function(self._target, *args)
-
-    def close(self) -> None:
-        self._stack.close()
 
 
 class Background:
@@ -61,38 +29,55 @@ class Background:
         self._process = context.Process(target=_serve, args=(theirs, make), name="background")
         self._process.start()
         theirs.close()
-        self._running = 0
+        self._started = 0
+        self._results: list[tuple[bool, Any]] = []
+        """Whether a call returned, and what it returned or raised; in the order of the calls."""
         # Without it Python would wait at its end for a process that waits for this one.
         atexit.register(self.close)
 
-    def start(self, function: Callable[..., Any], *args: Any) -> None:
-        self._running += 1
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def start(self, function: Callable[..., Any], *args: Any) -> Callable[[], Any]:
+        """Call a function of a module with the object and these arguments, which can be pickled.
+
+        Returns:
+            A function that waits for the call and returns its result, or raises what it raised; and
+            RunFolderError if the process was killed.
+        """
         # That the process was killed shows when its result is read.
         with suppress(ConnectionError):
             self._pipe.send((function, args))
+        self._started += 1
+        return partial(self._result, self._started - 1)
 
-    def result(self) -> Any:
-        """Raises RunFolderError if the process was killed."""
-        try:
-            returned, value = self._pipe.recv()
-        except (EOFError, ConnectionError) as error:
-            self._process.join()
-            raise RunFolderError(
-                f"the process that builds and scores ended with exit code {self._process.exitcode}, perhaps "
-                "out of memory; repeat the command to resume, if it happens again with fewer --workers"
-            ) from error
-        self._running -= 1
+    def _result(self, number: int) -> Any:
+        while len(self._results) <= number:
+            try:
+                self._results.append(self._pipe.recv())
+            except (EOFError, ConnectionError) as error:
+                self._process.join()
+                raise RunFolderError(
+                    f"the process that builds and scores ended with exit code {self._process.exitcode}, "
+                    "perhaps out of memory; repeat the command to resume, if it happens again with fewer "
+                    "--workers"
+                ) from error
+        returned, value = self._results[number]
         if not returned:
             raise value
         return value
 
     def close(self) -> None:
-        """The process may end a little later."""
+        """End the process, which may take a little longer; calls without a result are given up."""
         atexit.unregister(self.close)
-        if self._running:
+        given_up = len(self._results) < self._started
+        if given_up:
             self._process.terminate()
         self._pipe.close()
-        if self._running:
+        if given_up:
             self._process.join()
 
 

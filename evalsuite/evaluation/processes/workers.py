@@ -35,9 +35,6 @@ ROWS_OF_UNKNOWN = 1_000
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
-_prepared = False
-"""Whether the process is started that workers are forked from."""
-
 
 def num_processors() -> int:
     """Return how many processors this process may use."""
@@ -55,16 +52,6 @@ def pays_off(config: RunConfig) -> bool:
     except (EvalsuiteError, OSError, ValueError, LookupError, TypeError):
         # The run itself reports it.
         return False
-
-
-def start_importing(modules: Sequence[str]) -> None:
-    """Start the process that workers of this one are forked from; it imports these modules."""
-    global _prepared
-    from multiprocessing.forkserver import ensure_running
-
-    multiprocessing.get_context("forkserver").set_forkserver_preload(list(modules))
-    ensure_running()
-    _prepared = True
 
 
 def _rows_of_run(config: RunConfig) -> int:
@@ -118,10 +105,18 @@ class WorkerPool:
     Args:
         workers: number of processes; None decides by the number of processors and of rows. With 1, tasks run
             in this process. Others import the main module of this one, as multiprocessing does.
+        preload: modules that are imported once, from now on, by a process that the workers are forked from.
     """
 
-    def __init__(self, workers: int | None = 1) -> None:
+    def __init__(self, workers: int | None = 1, *, preload: Sequence[str] = ()) -> None:
         self._workers = workers
+        self._context = multiprocessing.get_context("forkserver" if preload else "spawn")
+        self._preloads = bool(preload)
+        if preload:
+            from multiprocessing.forkserver import ensure_running
+
+            self._context.set_forkserver_preload(list(preload))
+            ensure_running()
         self._pool: ProcessPoolExecutor | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
 
@@ -140,7 +135,7 @@ class WorkerPool:
         """Return the number of processes that share so many rows; 1 is this process."""
         if self._workers is not None:
             return self._workers
-        enough = MIN_ROWS if self._pool is not None or _prepared else MIN_ROWS_TO_IMPORT
+        enough = MIN_ROWS if self._pool is not None or self._preloads else MIN_ROWS_TO_IMPORT
         return min(MAX_WORKERS, num_processors()) if rows >= enough else 1
 
     def share(self, value: Any, rows: int) -> Shared:
@@ -168,11 +163,12 @@ class WorkerPool:
         """
         size = self.size(rows)
         if size < 2:
-            yield from ((number, function(task)) for number, task in enumerate(tasks))
+            for number, task in enumerate(tasks):
+                yield number, function(task)
             return
         if self._pool is None:
             # A plain fork of a process with data sets loaded, and their threads, may deadlock.
-            self._pool = ProcessPoolExecutor(size, _context(), initializer=_ignore_interrupts)
+            self._pool = ProcessPoolExecutor(size, self._context, initializer=_ignore_interrupts)
         futures: dict[Future[Result], int] = {}
         try:
             # A process can also be killed while tasks are still handed out.
@@ -188,10 +184,6 @@ class WorkerPool:
         finally:
             for future in futures:
                 future.cancel()
-
-
-def _context() -> Any:
-    return multiprocessing.get_context("forkserver" if _prepared else "spawn")
 
 
 def _ignore_interrupts() -> None:
