@@ -58,6 +58,22 @@ def rows_of(text: str) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(text)))
 
 
+def test_a_column_is_the_field_that_it_names(report: Report) -> None:
+    average = report.average(2, "loglikelihood")
+    assert average is not None
+    entry = Entry.of(report, dataclasses.replace(average, rank=3, rank_low=1, rank_high=4))
+    named = []
+    for column in COLUMNS:
+        for part in (entry.average, entry.agreement):
+            if hasattr(part, column.name):
+                field = getattr(part, column.name)
+                expected = " ".join(field) if isinstance(field, tuple) else field
+                assert column.of(report, entry) == expected, column.name
+                named.append(column.name)
+                break
+    assert {"rank", "rank_low", "rank_high", "drop", "retained", "lost", "gained", "kappa"} <= {*named}
+
+
 def test_one_declaration_reaches_every_output(report: Report, monkeypatch: pytest.MonkeyPatch) -> None:
     column: Column[Entry] = Column(
         "forgotten",

@@ -26,6 +26,8 @@ from evalsuite.reports.references.papers import (
 )
 from evalsuite.reports.report import build_report
 from evalsuite.reports.statistics.bootstrap import Stratum
+from evalsuite.reports.statistics.hypothesis_tests import paired_minimum_detectable_effect
+from evalsuite.reports.statistics.seeds import seed_effect
 
 
 def resampled(*strata: list[tuple[float, ...]], weights: list[float] | None = None) -> BootstrapSample:
@@ -104,6 +106,12 @@ def test_group_counts_as_one_benchmark(synthetic: SimpleNamespace, tmp_path: Pat
     )
     cells = [cell for cell in load_result_tensor([run]).cells if cell.protocol == "generation"]
     assert weights_of(cells) == pytest.approx([0.5, 0.25, 0.25])
+    part = {"l1": 3.0, "l2": 1.0}
+    stated = [
+        replace(cell, benchmark=replace(cell.benchmark, group_weight=part.get(cell.benchmark.name)))
+        for cell in cells
+    ]
+    assert weights_of(stated) == pytest.approx([0.5, 0.375, 0.125])
 
 
 @pytest.fixture(scope="module")
@@ -126,6 +134,22 @@ def test_averages_and_ranks(report: Any) -> None:
     ) / 4
     assert weak.score.point == pytest.approx(macro)
     assert report.average(0, "generation").recovery.interval is None
+
+
+def test_the_detectable_effect_of_a_benchmark_is_that_of_its_discordant_documents(report: Any) -> None:
+    row = next(r for r in report.scores if (r.checkpoint, r.benchmark) == (2, "arc_easy"))
+    assert 0 < row.wins < row.losses
+    assert row.mde == paired_minimum_detectable_effect(row.wins + row.losses, row.documents)
+
+
+def test_the_deviation_of_sampling_seeds_is_a_square_root(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+    benchmark = synthetic.SyntheticBenchmark(
+        "a", "A", "knowledge", 80, protocols=("generation",), seeds=(0, 1, 2), seed_deviation=1.0
+    )
+    teacher = synthetic.SyntheticCheckpoint("t", lambda *_: 0.6, "teacher")
+    report = build_report([synthetic.make_run(tmp_path, [benchmark], [teacher])])
+    (row,), (cell,) = report.scores, report.tensor.cells
+    assert 0 < row.seed_deviation**2 == pytest.approx(seed_effect(cell.values[0].T).between_seeds)
 
 
 def test_equal_students_share_a_rank(synthetic: SimpleNamespace, tmp_path: Path) -> None:

@@ -75,7 +75,6 @@ def test_mcnemar_of_many_is_the_binomial_test() -> None:
         mcnemar_exact(-1, 2)
 
 
-@pytest.mark.long
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=12))
 def test_holm_is_statsmodels(p_values: list[float]) -> None:
@@ -228,6 +227,13 @@ def test_few_units_have_the_tails_of_student() -> None:
     half = stats.t.ppf(0.975, 7) * rows.std(ddof=1) / sqrt(8)
     low, high = np.quantile(draws, [0.025, 0.975])
     assert (high - low) / 2 == pytest.approx(half, rel=0.1)
+    assert draws.var() == pytest.approx(rows.var(ddof=1) / 8 * 7 / 5, rel=0.05)
+
+
+def test_draws_of_another_purpose_are_independent_of_the_resamples() -> None:
+    one = stratum(np.arange(20.0)[:, None])
+    first, second = (one.rng(purpose).random(2000) for purpose in ("resample", "seeds"))
+    assert abs(np.corrcoef(first, second)[0, 1]) < 0.1
 
 
 def normal_contrast(point: float, deviation: float, degrees: float = 1e9) -> Contrast:
@@ -339,9 +345,9 @@ def test_log_perplexity_change_of_equal_losses_is_zero() -> None:
 
     rng = np.random.default_rng(7)
     losses = rng.gamma(20, 5, (200, 1)) @ np.array([[1.0, 1.1]])
-    units = np.full((200, 2), 30.0)
+    units = rng.integers(10, 50, (200, 1)) @ np.ones((1, 2))
     change = log_perplexity(losses, units, [-1.0, 1.0], "documents").interval()
-    assert change.point == pytest.approx(0.1 * losses[:, 0].mean() / 30)
+    assert change.point == pytest.approx(0.1 * losses[:, 0].sum() / units[:, 0].sum())
     assert change.low < change.point < change.high
     same = log_perplexity(losses[:, [0, 0]], units, [-1.0, 1.0], "documents").interval()
     assert (same.low, same.point, same.high) == (0, 0, 0)

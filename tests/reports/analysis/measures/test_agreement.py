@@ -282,6 +282,16 @@ def test_clusters_widen_the_interval(synthetic: SimpleNamespace, tmp_path: Path)
     assert all(one < other for one, other in pairwise(widths))
 
 
+def test_a_reference_is_right_where_half_of_its_seeds_are() -> None:
+    cell = SimpleNamespace(
+        values=np.array([[[1, 0, 0], [1, 1, 0]]]), answers=np.array([[[0, -1, -1], [0, 2, -1]]])
+    )
+    reference = Reference(cell, 0)  # type: ignore[arg-type]
+    assert (
+        reference.documents("right").tolist() == reference.documents("named").tolist() == [True, True, False]
+    )
+
+
 def test_seeds_are_compared_one_by_one(synthetic: SimpleNamespace, tmp_path: Path) -> None:
     benchmarks = [
         synthetic.SyntheticBenchmark("a", "A", "knowledge", 80, protocols=("generation",), seeds=(0, 1, 2))

@@ -77,6 +77,21 @@ def test_reasons_name_chance_and_missing_answers(mixed: Report) -> None:
     assert "CHANCE, UNKNOWN, SILENT" in warning
 
 
+def test_a_teacher_that_names_90_percent_of_its_answers_is_informative(
+    synthetic: SimpleNamespace, tmp_path: Path
+) -> None:
+    run = run_of(
+        synthetic, tmp_path / "run", [("edge", 0.25)], lambda *_: 0.7, lambda *_: 0.5, ("generation",)
+    )
+
+    def silence(number: int, row: Row) -> Row:
+        return row | {"detail": row["detail"] | {"extracted": ""}} if number % 10 == 0 else row
+
+    edit_rows(run, "edge", "generation", silence)
+    (row,) = build_report([run]).informative
+    assert (row.named, row.why) == (0.9, "")
+
+
 def test_a_suite_declares_what_does_not_lead(synthetic: SimpleNamespace, tmp_path: Path) -> None:
     run = run_of(
         synthetic, tmp_path / "run", [("good", 0.25), ("seen", 0.25)], lambda *_: 0.7, lambda *_: 0.5
