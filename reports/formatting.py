@@ -35,8 +35,8 @@ def signed(value: float, digits: int = 1) -> str:
 
 def plain(value: float, digits: int = 1) -> str:
     """A number with a typographic minus where it is negative."""
-    text = f"{abs(value):.{digits}f}"
-    return text if value >= 0 or float(text) == 0 else f"{MINUS}{text}"
+    text = f"{abs(value):,.{digits}f}"
+    return text if value >= 0 or not text.strip("0.") else f"{MINUS}{text}"
 
 
 def percent(value: float | None, digits: int = 1) -> str:

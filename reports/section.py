@@ -1,11 +1,11 @@
-"""Sections of the page: one module with one registration and one template each.
+"""Sections of the page: one registration each.
 
-    @section("cost", "Cost", order=70)
-    def cost_section(report: Report) -> CostView | None:
+    @section("recall", "Recall", order=40)
+    def recall_section(report: Report) -> list[Block]:
         ...
 
-The function turns the report into what the template shows, or returns None where there is nothing to show.
-The template is `templates/sections/<id>.html.j2` unless another is given; it finds the data as `view`.
+The function turns the report into blocks (see `blocks.py`); without any, the page does without the section.
+One that blocks cannot show names a Jinja template, which finds what the function returns as `view`.
 """
 
 from collections.abc import Callable
@@ -17,9 +17,11 @@ from evalsuite.foundation.registry import Registry
 from evalsuite.reports.report import Report
 
 TEMPLATES = Path(__file__).parent / "page" / "templates"
+BLOCKS = TEMPLATES / "blocks.html.j2"
+"""The template of all sections that are made of blocks."""
 
 View = Callable[[Report], Any]
-"""A report → the data of the section's template, or None if the page does without the section."""
+"""A report → the blocks of the section or the data of its template; None or empty: no such section."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,24 +43,23 @@ SECTIONS: Registry[Section] = Registry("page section")
 
 
 def section(
-    id: str, title: str, *, order: float, nav: str = "", template: Path | None = None
+    id: str, title: str, *, order: float, nav: str = "", template: str | Path = BLOCKS
 ) -> Callable[[View], View]:
     """Register the decorated function as a section; see the module.
 
     Args:
-        id: its anchor, and the name of its template.
+        id: its anchor.
         title: its heading.
         order: its position.
         nav: its title in the navigation; default: `title`.
-        template: a Jinja template elsewhere.
+        template: a Jinja template of the page's folder, or any by its path; default: that of blocks.
 
     Raises:
         ValueError: the id is taken.
     """
 
     def decorate(view: View) -> View:
-        path = template or TEMPLATES / "sections" / f"{id}.html.j2"
-        SECTIONS.add(id, Section(id, title, order, view, path, nav or title))
+        SECTIONS.add(id, Section(id, title, order, view, TEMPLATES / template, nav or title))
         return view
 
     return decorate

@@ -19,10 +19,10 @@ import csv
 import io
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
-from evalsuite.reports import formatting
+from evalsuite.reports import formatting, markdown
 from evalsuite.reports.analysis.bootstrap_sample import Estimate
 from evalsuite.reports.figures.figure import Figure
 from evalsuite.reports.json_values import to_json
@@ -72,13 +72,22 @@ class Column(Generic[Row]):
     show: Callable[[Report, Row], str] | None = None
     """The text of a cell, where value, unit and digits do not give it."""
     css: Callable[[Report, Row], str] | None = None
-    """Class of a cell of the page: `loss`, `gain`, `tie`, `muted` or `strong`."""
+    """Class of a cell of the page: `loss`, `gain`, `tie`, `muted`, `strong` or `track`."""
+    about: Callable[[Report, Row], str] | None = None
+    """Smaller text below a cell of the page."""
+    over: str = ""
+    """Heading of neighboring columns, such as the protocol."""
 
     @property
     def header(self) -> str:
         """The title with its unit."""
         title = self.title or self.name.replace("_", " ")
         return {"percent": f"{title} %", "points": f"{title}, points"}.get(self.unit, title)
+
+    @property
+    def full_header(self) -> str:
+        """The header with the heading of its neighbors."""
+        return f"{self.header}, {self.over}" if self.over else self.header
 
     def of(self, report: Report, row: Row) -> Value:
         """The value of a row."""
@@ -191,6 +200,10 @@ class Table(Generic[Row]):
         """The columns of an output, in order."""
         return [column for column in self.columns if output in column.outputs]
 
+    def of(self, rows: Sequence[Row]) -> "Table[Row]":
+        """The table with these rows alone."""
+        return replace(self, rows=lambda report: rows)
+
     def is_written(self, report: Report) -> bool:
         """Whether the report has its CSV."""
         return self.is_always_written or bool(self.rows(report))
@@ -202,8 +215,9 @@ class Table(Generic[Row]):
                 if "csv" in column.outputs:
                     column.csv(report, row)
                 column.text(report, row)
-                if column.css is not None:
-                    column.css(report, row)
+                for more in (column.css, column.about):
+                    if more is not None:
+                        more(report, row)
                 if column.better is not None:
                     column.sort_key(report, row)
 
@@ -218,6 +232,22 @@ class Table(Generic[Row]):
             {name: cell for column in columns for name, cell in column.csv(report, row).items()}
             for row in self.rows(report)
         ]
+
+    def markdown(self, report: Report) -> str:
+        """The table as Markdown, the first column in bold."""
+        header, *lines = self._texts(report, "markdown")
+        return markdown.table(header, [[f"**{name}**", *cells] for name, *cells in lines])
+
+    def terminal(self, report: Report) -> str:
+        """The table as aligned text."""
+        return aligned(self._texts(report, "terminal"))
+
+    def _texts(self, report: Report, output: Output) -> list[list[str]]:
+        """Header and cells."""
+        columns = self.columns_of(output)
+        escape = markdown.escape if output == "markdown" else str
+        lines = [[escape(column.text(report, row)) for column in columns] for row in self.rows(report)]
+        return [[column.full_header for column in columns], *lines]
 
     def frame(self, report: Report) -> "pd.DataFrame":
         """The table as a DataFrame with the columns of the CSV; None where a text does not apply."""
@@ -242,9 +272,11 @@ def teacher_of(report: Report, checkpoint: int) -> str | None:
     return label_of(report, report.checkpoints[checkpoint].teacher)
 
 
-def label_column(title: str = "model") -> Column[Any]:
+def label_column(title: str = "model", **how: Any) -> Column[Any]:
     """The label of a row's `checkpoint`."""
-    return Column("label", title, value=lambda report, row: label_of(report, row.checkpoint), unit="text")
+    return Column(
+        "label", title, value=lambda report, row: label_of(report, row.checkpoint), unit="text", **how
+    )
 
 
 def weights_column() -> Column[Any]:
@@ -262,6 +294,19 @@ def teacher_column() -> Column[Any]:
     return Column(
         "teacher", value=lambda report, row: teacher_of(report, row.checkpoint), unit="text", outputs=CSV
     )
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> str:
+    """Align rows of text: the first two columns to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.ljust(width) if i < 2 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
 
 
 def csv_text(rows: Iterable[Mapping[str, Any]]) -> str:

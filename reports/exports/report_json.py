@@ -58,7 +58,6 @@ def report_json(report: Report, tables: Sequence[Table[Any]] | None = None) -> d
         "ablations": [to_json(each) for each in report.ablations],
         "replicates": [to_json(row) for row in report.replicates],
         "doctor": [to_json(each) for each in report.doctor],
-        "efficiency": [to_json(each) for each in report.efficiency],
         "selections": [to_json(each) for each in report.selections],
         "warnings": list(report.warnings),
     }

@@ -5,6 +5,7 @@ from evalsuite.reports.analysis.averages import order
 from evalsuite.reports.analysis.scopes import ALL
 from evalsuite.reports.measures.leaderboard import Entry, columns_of
 from evalsuite.reports.report import Report
+from evalsuite.reports.table import aligned
 
 
 def leaderboard_text(report: Report) -> str:
@@ -16,19 +17,6 @@ def leaderboard_text(report: Report) -> str:
     if report.warnings:
         parts.append("\n".join(f"! {warning}" for warning in report.warnings))
     return "\n\n".join(part for part in parts if part)
-
-
-def columns(rows: list[list[str]]) -> str:
-    """Align rows of text: the first two columns to the left, the others to the right."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = []
-    for row in rows:
-        cells = [
-            cell.ljust(width) if i < 2 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
 
 
 def _recovery(report: Report, teacher: int) -> str:
@@ -43,7 +31,7 @@ def _recovery(report: Report, teacher: int) -> str:
             )
             gap = formatting.signed(100 * row.gap.point)
             lines.append(["", label, gap, formatting.span(row.gap), loglikelihood, generation])
-        tables.append(columns(lines))
+        tables.append(aligned(lines))
     return "\n\n".join(table for table in tables if table)
 
 
@@ -95,7 +83,7 @@ def _table(report: Report, teacher: int | None, protocol: str) -> str:
                 *cells(i),
             ]
         )
-    return f"{formatting.PROTOCOL_TITLES[protocol]}\n{columns(lines)}"
+    return f"{formatting.PROTOCOL_TITLES[protocol]}\n{aligned(lines)}"
 
 
 def _score(values: list[float] | None, direction: str) -> str:
@@ -122,5 +110,5 @@ def _needles(report: Report) -> str:
                     for context in contexts
                 ]
                 lines.append(["", checkpoint.label, *cells])
-            tables.append(columns(lines))
+            tables.append(aligned(lines))
     return "\n\n".join(tables)

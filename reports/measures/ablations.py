@@ -1,99 +1,122 @@
 """Ablations: variants of a recipe and their difference from a baseline, under both protocols."""
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from evalsuite.foundation.taxonomy import PROTOCOLS
 from evalsuite.reports import formatting
 from evalsuite.reports.analysis.rows import AverageRow
 from evalsuite.reports.analysis.variants import Ablation, Variant
+from evalsuite.reports.blocks import Block, Part, Text
 from evalsuite.reports.findings import ablation_sentence, answered_all, repeat_sentences
+from evalsuite.reports.measure import MEASURES, Measure
 from evalsuite.reports.report import Report
 from evalsuite.reports.section import section
+from evalsuite.reports.table import CSV, PAGE, Column, Table, label_column, label_of, weights_column
 
 
 @dataclass(frozen=True, slots=True)
-class AblationLine:
-    """One student."""
+class AblationRow:
+    """One student among the variants of its recipe."""
 
-    label: str
-    change: str
-    baseline: str
-    cells: tuple[tuple[str, str, str, str, str], ...]
-    """Per protocol: recovery, rank in the group, difference from the baseline in points, its interval, and
-    its kind: `loss`, `gain`, `tie` or `none`."""
+    ablation: Ablation
+    member: Variant
 
-
-@dataclass(frozen=True, slots=True)
-class AblationView:
-    """One recipe and its variants."""
-
-    title: str
-    sentence: str
-    lines: tuple[AblationLine, ...]
-    seeds: tuple[str, ...]
-    """Sentences about repetitions with other seeds."""
+    @property
+    def checkpoint(self) -> int:
+        """Index of the student."""
+        return self.member.checkpoint
 
 
-def ablation_views(report: Report) -> list[AblationView]:
-    """One table per recipe with variants."""
-    return [
-        AblationView(
-            title=ablation.base,
-            sentence=ablation_sentence(report, ablation),
-            lines=tuple(_line(report, ablation, member) for member in ablation.members),
-            seeds=tuple(repeat_sentences(report, ablation)),
-        )
-        for ablation in report.ablations
-    ]
+def ablation_rows(ablation: Ablation) -> list[AblationRow]:
+    """The students of one recipe."""
+    return [AblationRow(ablation, member) for member in ablation.members]
 
 
-def _line(report: Report, ablation: Ablation, member: Variant) -> AblationLine:
-    return AblationLine(
-        label=report.checkpoints[member.checkpoint].label,
-        change=member.name or "none (base recipe)",
-        baseline="" if member.partner is None else report.checkpoints[member.partner].label,
-        cells=tuple(_cell(report, ablation, member, protocol) for protocol in PROTOCOLS),
-    )
+def _complete(report: Report, row: AblationRow, protocol: str) -> AverageRow | None:
+    """The student's average if it has scores on all benchmarks of the group."""
+    average = report.average(row.checkpoint, protocol)
+    return average if average is not None and answered_all(report, row.ablation, average) else None
 
 
-def _cell(
-    report: Report, ablation: Ablation, member: Variant, protocol: str
-) -> tuple[str, str, str, str, str]:
-    row = report.average(member.checkpoint, protocol)
-    if row is None or row.recovery.point is None:
-        return formatting.NOTHING, "", "", "", "none"
-    difference = member.differences.get(protocol)
-    complete = answered_all(report, ablation, row)
-    recovery = formatting.percent(row.recovery.point) if complete else formatting.NOTHING
-    rank = _rank(report, ablation, row) if complete else ""
-    if difference is None:
-        return recovery, rank, "", "", "none"
-    kind = "tie"
-    if member.proven[protocol]:
-        kind = "gain" if difference.point > 0 else "loss"
-    return (
-        recovery,
-        rank,
-        formatting.signed(100 * difference.point),
-        formatting.span(difference),
-        kind,
-    )
-
-
-def _rank(report: Report, ablation: Ablation, row: AverageRow) -> str:
+def _rank(report: Report, row: AblationRow, protocol: str) -> int | None:
     """Rank within the group, among students with scores on the same benchmarks."""
-    rows = [report.average(member.checkpoint, row.protocol) for member in ablation.members]
+    own = _complete(report, row, protocol)
+    if own is None or own.recovery.point is None:
+        return None
+    rows = [report.average(member.checkpoint, protocol) for member in row.ablation.members]
     points = [
         other.recovery.point
         for other in rows
-        if other is not None and other.benchmarks == row.benchmarks and other.recovery.point is not None
+        if other is not None and other.benchmarks == own.benchmarks and other.recovery.point is not None
     ]
-    if row.recovery.point is None or len(points) < 2:
-        return ""
-    return str(1 + sum(point > row.recovery.point for point in points))
+    return None if len(points) < 2 else 1 + sum(point > own.recovery.point for point in points)
+
+
+def _kind(row: AblationRow, protocol: str) -> str:
+    difference = row.member.differences.get(protocol)
+    if difference is None:
+        return "none"
+    return "tie" if not row.member.proven[protocol] else "gain" if difference.point > 0 else "loss"
+
+
+def _columns(protocol: str) -> Iterator[Column[AblationRow]]:
+    """Recovery, rank and difference from the baseline under one protocol."""
+    title = formatting.PROTOCOL_TITLES[protocol]
+
+    def column(name: str, header: str, value: Callable[[Report, AblationRow], Any], **how: Any) -> Any:
+        return Column(f"{name}_{protocol}", header, value=value, over=title, **how)
+
+    def recovery(report: Report, row: AblationRow) -> Any:
+        average = _complete(report, row, protocol)
+        return None if average is None else average.recovery
+
+    yield column("recovery", "recovery", recovery, kind="estimate", unit="percent")
+    yield column("rank", "#", lambda report, row: _rank(report, row, protocol), outputs=(*CSV, *PAGE))
+    yield column(
+        "difference",
+        "score difference",
+        lambda report, row: row.member.differences.get(protocol),
+        kind="interval",
+        unit="points",
+        css=lambda report, row: _kind(row, protocol),
+    )
+
+
+ABLATIONS: Table[AblationRow] = Table(
+    name="ablations",
+    title="Ablations",
+    rows=lambda report: [row for ablation in report.ablations for row in ablation_rows(ablation)],
+    columns=(
+        Column("recipe", value=lambda report, row: row.ablation.base, unit="text", outputs=CSV),
+        label_column(),
+        weights_column(),
+        Column(
+            "change",
+            value=lambda report, row: row.member.name or "none (base recipe)",
+            unit="text",
+            outputs=(*CSV, *PAGE),
+        ),
+        Column("baseline", value=lambda report, row: label_of(report, row.member.partner), unit="text"),
+        *(column for protocol in PROTOCOLS for column in _columns(protocol)),
+    ),
+    json_rows=lambda report: ABLATIONS.cells(report),
+)
+MEASURES.add("ablations", Measure(tables=(ABLATIONS,)))
 
 
 @section("ablations", "Ablations", order=80)
-def ablations_section(report: Report) -> list[AblationView] | None:
-    """The section; None without data."""
-    return ablation_views(report) or None
+def ablations_section(report: Report) -> list[Block]:
+    """One table per recipe with variants."""
+    return [
+        Part(
+            ablation.base,
+            [
+                Text(ablation_sentence(report, ablation)),
+                ABLATIONS.of(ablation_rows(ablation)),
+                *(Text(sentence, "note") for sentence in repeat_sentences(report, ablation)),
+            ],
+        )
+        for ablation in report.ablations
+    ]

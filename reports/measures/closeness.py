@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from evalsuite.reports import formatting
 from evalsuite.reports.analysis.lineage import lineage_of
 from evalsuite.reports.analysis.measures.closeness import ClosenessOrder, closeness_order, difference
+from evalsuite.reports.blocks import Block, Part, Text, Texts
 from evalsuite.reports.figures.figure import Values
 from evalsuite.reports.report import Report
 from evalsuite.reports.section import section
@@ -61,29 +62,37 @@ MEASURES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class ClosenessView:
-    """The section, for one teacher."""
-
-    title: str
-    sentences: tuple[str, ...]
-    mixers: Values
-    changes: Values | None
+ABOUT = (
+    "One finished student per mixer of one recipe, over the informative benchmarks under log-likelihood, "
+    "each with its place."
+)
+CHANGES = (
+    "What a change does: the variant minus the student without the changes that the end of its name adds, "
+    "with 95 % intervals of independent values; agreement and retained contain the spread between "
+    "training runs."
+)
 
 
 @section("closeness", "Which mixer is closest", order=26, nav="Closest")
-def closeness_view(report: Report) -> list[ClosenessView] | None:
-    """One table of mixers per teacher, and one of changes; None with fewer than two mixers of a recipe."""
-    return [view for teacher in report.teachers if (view := _view(report, teacher)) is not None] or None
+def closeness_section(report: Report) -> list[Block]:
+    """One table of mixers per teacher, and one of changes; nothing with fewer than two mixers of a recipe."""
+    found = {
+        report.checkpoints[teacher].label: blocks
+        for teacher in report.teachers
+        if (blocks := _of_teacher(report, teacher))
+    }
+    if len(found) > 1:
+        return [Part(title, blocks) for title, blocks in found.items()]
+    return next(iter(found.values()), [])
 
 
-def _view(report: Report, teacher: int) -> ClosenessView | None:
+def _of_teacher(report: Report, teacher: int) -> list[Block]:
     mixers = _mixers(report, teacher)
     values = {measure.title: _values(report, mixers, measure) for measure in MEASURES}
     # A mixer that is measured alone is not the closest of any.
     compared = [measure for measure in MEASURES if len(values[measure.title]) > 1]
     if not compared:
-        return None
+        return []
     paper = {
         row.checkpoint: row.paper_recovery
         for row in report.paper_comparison
@@ -101,12 +110,12 @@ def _view(report: Report, teacher: int) -> ClosenessView | None:
         (_mixer(report, each), *(_cell(measure, orders, values, each) for measure in MEASURES))
         for each in listed
     )
-    return ClosenessView(
-        report.checkpoints[teacher].label,
-        tuple(_sentence(report, title, order) for title, order in orders.items()),
-        Values(("mixer", *(measure.title for measure in MEASURES)), rows),
-        _changes(report, teacher),
-    )
+    mixers_table = Values(("mixer", *(measure.title for measure in MEASURES)), rows)
+    sentences = [_sentence(report, title, order) for title, order in orders.items()]
+    blocks: list[Block] = [*map(Text, (ABOUT, *sentences)), Texts(mixers_table, "Closeness by mixer")]
+    if changes := _changes(report, teacher):
+        blocks += [Text(CHANGES), Texts(changes, "Closeness by change")]
+    return blocks
 
 
 def _mixers(report: Report, teacher: int) -> list[int]:

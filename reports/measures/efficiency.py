@@ -1,164 +1,280 @@
 """Inference cost: what students are faster at, from where on, and what quality they have for it."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
 
 import plotly.graph_objects as go
 
 from evalsuite.reports import formatting
 from evalsuite.reports.analysis.measures.efficiency import (
     QUANTITIES,
+    Crossover,
+    Pairing,
+    Quantity,
     Ratio,
     Setting,
     by_context,
     crossover,
     families,
+    growth_exponent,
     pairings,
     ratios,
     setting,
     settings,
+    synthetic_deviation,
 )
+from evalsuite.reports.blocks import Block, Fold, Text, charts
 from evalsuite.reports.figures.figure import Figure, Values, figure, text
-from evalsuite.reports.measures.efficiency_charts import Labels, efficiency_charts
-from evalsuite.reports.records.efficiency import EfficiencyRow
-from evalsuite.reports.references.efficiency import paper_ratios
+from evalsuite.reports.measure import MEASURES, Measure
+from evalsuite.reports.measures.efficiency_charts import efficiency_charts
+from evalsuite.reports.records.efficiency import EfficiencyRow, Spread
+from evalsuite.reports.references.efficiency import PaperRatio, paper_ratios
 from evalsuite.reports.report import Report
 from evalsuite.reports.section import section
+from evalsuite.reports.statistics.intervals import Interval
+from evalsuite.reports.table import CSV, TABLES, Column, Output, Table, Value
 
+ALONE = cast(Report, None)
+"""The report of measurements that belong to none: the columns here read their rows alone."""
 SHOWN_CONTEXTS = (2048, 32768, 131072)
 """Contexts of the ratios in the table of crossovers, where measured; else the shortest and the longest."""
 PARETO_CONTEXT = 32768
 """Context of the quality-cost figures, if all students have it; else their longest common one."""
+LINEAR_FROM = 8192
+"""Shortest context of a fit of growth: below, fixed costs dominate on a GPU."""
+OPEN_ROWS = 30
+"""Measurements below which their table is open."""
+
+
+def _repeats(value: Spread | None) -> Value:
+    return None if value is None else Interval(value.median, value.low, value.high, "range of repeats")
+
+
+def _plain(name: str, *, text: bool = False) -> Column[EfficiencyRow]:
+    return Column(name, outputs=CSV, unit="text" if text else "number")
+
+
+def _flag(name: str) -> Column[EfficiencyRow]:
+    return Column(name, value=lambda report, row: str(getattr(row, name)), unit="text", outputs=CSV)
+
+
+def _time(name: str, title: str = "", outputs: tuple[Output, ...] = CSV) -> Column[EfficiencyRow]:
+    """Milliseconds: the median of the repeats, with their range."""
+    return Column(
+        name,
+        title,
+        value=lambda report, row: _repeats(getattr(row, name)),
+        kind="interval",
+        outputs=outputs,
+        with_interval=False,
+    )
+
+
+def _bytes(name: str, title: str) -> Column[EfficiencyRow]:
+    def show(report: Report, row: EfficiencyRow) -> str:
+        value = getattr(row, name)
+        return formatting.NOTHING if value is None else formatting.bytes_(value)
+
+    return Column(name, title, show=show)
+
+
+def _joules(report: Report, row: EfficiencyRow) -> str:
+    return formatting.NOTHING if row.joules is None else f"{row.joules:.3g}"
+
+
+def _note(report: Report, row: EfficiencyRow) -> str:
+    status = "" if row.status == "ok" else row.status.replace("_", " ")
+    return f"{status}: {row.detail}" if status and row.detail else status
+
+
+def measured(report: Report) -> list[EfficiencyRow]:
+    """The measurements with the report's labels and teachers."""
+    teachers = {
+        each.plan.weights_id: report.checkpoints[each.teacher].plan.weights_id
+        for each in report.checkpoints
+        if each.teacher is not None
+    }
+    # The weights of several checkpoints are called as in the plan: a row states its engine itself.
+    twice = Counter(each.plan.weights_id for each in report.checkpoints)
+    labels = {
+        each.plan.weights_id: each.label if twice[each.plan.weights_id] == 1 else each.plan.label
+        for each in report.checkpoints
+    }
+    return [
+        row.model_copy(
+            update={
+                "teacher": teachers.get(row.weights_id, row.teacher),
+                "label": labels.get(row.weights_id, row.label),
+            }
+        )
+        for row in report.efficiency
+    ]
+
+
+EFFICIENCY: Table[EfficiencyRow] = Table(
+    name="efficiency",
+    title="Cost",
+    rows=measured,
+    columns=(
+        Column("schema", value=lambda report, row: row.schema_, outputs=CSV),
+        Column("label", "model", unit="text"),
+        _plain("weights_id", text=True),
+        _plain("teacher", text=True),
+        _flag("random_weights"),
+        Column("engine", unit="text"),
+        _plain("versions", text=True),
+        _plain("device", text=True),
+        _plain("dtype", text=True),
+        _plain("parameters"),
+        Column("kind", unit="text"),
+        Column(
+            "context",
+            show=lambda report, row: formatting.tokens(row.context) + "*" * row.out_of_distribution,
+        ),
+        Column("batch"),
+        _plain("status", text=True),
+        _plain("detail", text=True),
+        _flag("out_of_distribution"),
+        _time("ttft_ms", "first token, ms", ("csv", *TABLES)),
+        _time("step_ms"),
+        _plain("prefill_tokens_per_second"),
+        Column("decode_tokens_per_second", "decode, tokens/s", digits=0),
+        _bytes("cache_bytes", "cache per sequence"),
+        _plain("expected_cache_bytes"),
+        _bytes("peak_bytes", "peak memory"),
+        _plain("prefill_flops"),
+        _plain("decode_bytes"),
+        Column("joules", "J per token", show=_joules),
+        _plain("sm_clock_mhz"),
+        _plain("other_processes"),
+        _plain("date", text=True),
+        Column("note", unit="text", outputs=TABLES, show=_note, css=lambda report, row: "muted"),
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True)
-class CrossoverLine:
-    """One student: per quantity from where it is better than its teacher, and by how much."""
+class RatioRow:
+    """A student's ratio to its teacher in one quantity at one context, and the crossover."""
 
-    label: str
-    cells: list[tuple[str, str]]
-    """Crossover and ratios, in the order of `QUANTITIES`."""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineLine:
-    """One model and context in several engines."""
-
-    label: str
-    context: str
-    cells: list[tuple[str, str]]
-    """Time to first token and decode speed, per engine."""
+    pair: Pairing
+    quantity: Quantity
+    ratio: Ratio
+    crossover: Crossover | None
 
 
-@dataclass(frozen=True, slots=True)
-class PaperLine:
-    """A paper's statement next to ours at the same context."""
-
-    paper: str
-    figure: str
-    statement: str
-    ours: str
+def _compared(rows: Sequence[EfficiencyRow], pair: Pairing, quantity: Quantity) -> list[Ratio]:
+    mine = [row for row in rows if setting(row) == pair.setting]
+    return ratios(mine, pair.student.weights_id, pair.teacher.weights_id, quantity)
 
 
-@dataclass(frozen=True, slots=True)
-class CostRow:
-    """One line of the table of measurements."""
-
-    label: str
-    engine: str
-    kind: str
-    context: str
-    batch: str
-    ttft: str
-    decode: str
-    cache: str
-    peak: str
-    energy: str
-    note: str
+def ratio_rows(rows: Sequence[EfficiencyRow]) -> list[RatioRow]:
+    """Every student, setting, quantity and context that its teacher has, too."""
+    return [
+        RatioRow(pair, name, ratio, crossover(found, name))
+        for pair in pairings(rows)
+        for name in QUANTITIES
+        for found in [_compared(rows, pair, name)]
+        for ratio in found
+    ]
 
 
-@dataclass(frozen=True, slots=True)
-class CostView:
-    """The section."""
-
-    setting: str
-    quantities: list[str]
-    crossovers: list[CrossoverLine]
-    charts: list[Figure]
-    papers: list[PaperLine]
-    engines: list[str]
-    side_by_side: list[EngineLine]
-    rows: list[CostRow]
-    notes: list[str]
+def _crossover(report: Report, row: RatioRow) -> Value:
+    found = row.crossover
+    return None if found is None else Interval(found.context, found.low, found.high, "range of repeats")
 
 
-def cost_view_of(rows: Sequence[EfficiencyRow], labels: Labels, pareto: Sequence[Figure] = ()) -> CostView:
+def _of_pair(name: str, value: Callable[[Pairing], str]) -> Column[RatioRow]:
+    return Column(name, value=lambda report, row: value(row.pair), unit="text")
+
+
+CROSSOVERS: Table[RatioRow] = Table(
+    name="crossovers",
+    title="Crossovers",
+    rows=lambda report: ratio_rows(measured(report)),
+    columns=(
+        _of_pair("student", lambda pair: pair.student.label),
+        _of_pair("teacher", lambda pair: pair.teacher.label),
+        _of_pair("engine", lambda pair: pair.setting.engine),
+        _of_pair("device", lambda pair: pair.setting.device),
+        _of_pair("dtype", lambda pair: pair.setting.dtype),
+        Column("quantity", unit="text"),
+        Column("context", value=lambda report, row: row.ratio.context),
+        Column(
+            "ratio",
+            value=lambda report, row: Interval(
+                row.ratio.point, row.ratio.low, row.ratio.high, "range of repeats"
+            ),
+            kind="interval",
+        ),
+        Column("crossover", value=_crossover, kind="interval"),
+    ),
+    json="efficiency_ratios",
+    json_rows=lambda report: CROSSOVERS.cells(report),
+)
+MEASURES.add("efficiency", Measure(tables=(EFFICIENCY, CROSSOVERS)))
+
+
+@section("cost", "Efficiency", order=70)
+def cost_section(report: Report) -> list[Block]:
+    """Crossovers, figures and table."""
+    rows = measured(report)
+    return cost_blocks(rows, _pareto(report, settings(rows)[0])) if rows else []
+
+
+def cost_blocks(rows: Sequence[EfficiencyRow], pareto: Sequence[Figure] = ()) -> list[Block]:
     """The section of measurements, which may belong to no report.
 
     Crossovers and figures are of the setting with most measurements, the other engines stand side by side.
     """
     main = settings(rows)[0]
     mine = [row for row in rows if setting(row) == main]
-    engines = sorted({row.engine for row in rows}, key=lambda name: name != main.engine)
-    return CostView(
-        setting=f"{main.engine}, {main.device}, {main.dtype}",
-        quantities=[info.title for info in QUANTITIES.values()],
-        crossovers=crossover_lines(mine, labels),
-        charts=[
-            *pareto,
-            *(chart for family in families(mine) for chart in efficiency_charts(family, labels)),
-        ],
-        papers=paper_lines(mine, labels),
-        engines=engines,
-        side_by_side=engine_lines(rows, labels, engines) if len(engines) > 1 else [],
-        rows=[_row(row, labels) for row in rows],
-        notes=_notes(rows),
-    )
-
-
-def crossover_lines(rows: Sequence[EfficiencyRow], labels: Labels) -> list[CrossoverLine]:
-    """Every student with its teacher; rows of one setting."""
-    lines = []
-    for pair in pairings(rows):
-        cells = []
-        for name in QUANTITIES:
-            found = ratios(rows, pair.student.weights_id, pair.teacher.weights_id, name)
-            cross = crossover(found, name)
-            shown = ", ".join(
-                f"{each.point:.3g}× at {formatting.tokens(each.context)}" for each in _shown(found)
-            )
-            cells.append((formatting.NOTHING if cross is None else cross.text, shown))
-        if any(shown for _, shown in cells):
-            lines.append(CrossoverLine(labels.get(pair.student.weights_id, pair.student.label), cells))
-    return lines
-
-
-def engine_lines(rows: Sequence[EfficiencyRow], labels: Labels, engines: Sequence[str]) -> list[EngineLine]:
-    """Models and contexts that several engines have measured, one prompt each."""
-    found: dict[tuple[str, int], dict[str, EfficiencyRow]] = {}
-    for row in rows:
-        if row.kind == "request" and row.batch == 1 and row.status == "ok":
-            found.setdefault((row.weights_id, row.context), {})[row.engine] = row
-    return [
-        EngineLine(
-            labels.get(identifier, next(iter(measured.values())).label),
-            formatting.tokens(context),
-            [_engine_cell(measured.get(engine)) for engine in engines],
+    blocks: list[Block] = [*map(Text, _notes(rows))]
+    if crossovers := crossover_table(mine):
+        where = f"{main.engine}, {main.device}, {main.dtype}"
+        about = (
+            "Context in tokens from which a student is better than its teacher, with its interval; below it "
+            f"the teacher's cost ÷ the student's ({where}). Everywhere and nowhere mean the measured "
+            "contexts."
         )
-        for (identifier, context), measured in found.items()
-        if len(measured) > 1
-    ]
+        blocks += [Text(about), crossovers]
+    blocks += charts([*pareto, *(chart for each in families(mine) for chart in efficiency_charts(each))])
+    if stated := paper_rows(mine):
+        blocks.append(PAPERS.of(stated))
+    if engines := engine_table(rows, main.engine):
+        blocks.append(Fold("Engines side by side", [engines]))
+    summary = f"{len(rows)} measurements"
+    return [*blocks, Fold(summary, [EFFICIENCY.of(rows)], is_open=len(rows) < OPEN_ROWS)]
 
 
-def _engine_cell(row: EfficiencyRow | None) -> tuple[str, str]:
-    if row is None:
-        return formatting.NOTHING, formatting.NOTHING
-    speed = row.decode_tokens_per_second
-    return (
-        formatting.NOTHING if row.ttft_ms is None else f"{row.ttft_ms.median:,.1f}",
-        formatting.NOTHING if speed is None else f"{speed:,.0f}",
-    )
+def crossover_table(rows: Sequence[EfficiencyRow]) -> Table[Pairing] | None:
+    """Every student with its teacher, one column per quantity; rows of one setting. None without any."""
+
+    def ratios_text(pair: Pairing, name: Quantity) -> str:
+        found = _shown(_compared(rows, pair, name))
+        return ", ".join(f"{each.point:.3g}× at {formatting.tokens(each.context)}" for each in found)
+
+    def column(name: Quantity) -> Column[Pairing]:
+        def crossing(report: Report, pair: Pairing) -> Value:
+            found = crossover(_compared(rows, pair, name), name)
+            return None if found is None else found.text
+
+        return Column(
+            name,
+            QUANTITIES[name].title,
+            value=crossing,
+            unit="text",
+            about=lambda report, pair: ratios_text(pair, name),
+        )
+
+    pairs = [pair for pair in pairings(rows) if any(ratios_text(pair, name) for name in QUANTITIES)]
+    label: Column[Pairing] = Column("student", value=lambda report, pair: pair.student.label, unit="text")
+    columns = (label, *map(column, QUANTITIES))
+    table = Table(name="crossing", title="Crossovers", rows=lambda report: pairs, columns=columns)
+    return table if pairs else None
 
 
 def _shown(found: Sequence[Ratio]) -> list[Ratio]:
@@ -166,21 +282,94 @@ def _shown(found: Sequence[Ratio]) -> list[Ratio]:
     return chosen or [*found[:1], *found[1:][-1:]]
 
 
-def paper_lines(rows: Sequence[EfficiencyRow], labels: Labels) -> list[PaperLine]:
+def engine_table(rows: Sequence[EfficiencyRow], main: str) -> Table[Any] | None:
+    """Models and contexts that several engines have measured, one prompt each; None without any."""
+    found: dict[tuple[str, int], dict[str, EfficiencyRow]] = {}
+    for row in rows:
+        if row.kind == "request" and row.batch == 1 and row.status == "ok":
+            found.setdefault((row.weights_id, row.context), {})[row.engine] = row
+    shared = [each for each in found.values() if len(each) > 1]
+    engines = sorted({row.engine for row in rows}, key=lambda name: name != main)
+
+    def columns(engine: str) -> Iterator[Column[dict[str, EfficiencyRow]]]:
+        for name, title, digits in (
+            ("ttft_ms", "first token ms", 1),
+            ("decode_tokens_per_second", "tokens/s", 0),
+        ):
+            yield Column(
+                f"{engine} {name}",
+                f"{engine}, {title}",
+                value=partial(_number, engine, name),
+                digits=digits,
+            )
+
+    return (
+        Table(
+            name="engines",
+            title="Engines",
+            rows=lambda report: shared,
+            columns=(
+                Column("label", "model", value=lambda report, each: _any(each).label, unit="text"),
+                Column("context", show=lambda report, each: formatting.tokens(_any(each).context)),
+                *(column for engine in engines for column in columns(engine)),
+            ),
+        )
+        if shared
+        else None
+    )
+
+
+def _any(measured: dict[str, EfficiencyRow]) -> EfficiencyRow:
+    return next(iter(measured.values()))
+
+
+def _number(engine: str, name: str, report: Report, measured: dict[str, EfficiencyRow]) -> float | None:
+    row = measured.get(engine)
+    value = None if row is None else getattr(row, name)
+    return value.median if isinstance(value, Spread) else value
+
+
+@dataclass(frozen=True, slots=True)
+class PaperRow:
+    """A paper's statement next to ours at the same context."""
+
+    stated: PaperRatio
+    ours: str
+
+
+def _stated(name: str, report: Report, row: PaperRow) -> str:
+    return str(getattr(row.stated, name))
+
+
+PAPERS: Table[PaperRow] = Table(
+    name="cost_papers",
+    title="Figures of the papers",
+    rows=lambda report: (),
+    columns=(
+        *(
+            Column(name, value=partial(_stated, name), unit="text")
+            for name in ("paper", "figure", "statement")
+        ),
+        Column("ours", "ours, teacher ÷ student", unit="text"),
+    ),
+)
+
+
+def paper_rows(rows: Sequence[EfficiencyRow]) -> list[PaperRow]:
     """The papers' statements with the ratios of our hybrids at the same context; rows of one setting."""
-    lines = []
+    found = []
     for stated in paper_ratios():
-        ours = []
-        for pair in pairings(rows):
-            label = labels.get(pair.student.weights_id, pair.student.label)
-            if "softmax" not in label:
-                continue
-            name = next(each for each in QUANTITIES if each == stated.quantity)
-            found = ratios(rows, pair.student.weights_id, pair.teacher.weights_id, name)
-            ours += [f"{label}: {each.point:.3g}×" for each in found if each.context == stated.context]
+        name = next(each for each in QUANTITIES if each == stated.quantity)
+        ours = [
+            f"{pair.student.label}: {each.point:.3g}×"
+            for pair in pairings(rows)
+            if "softmax" in pair.student.label
+            for each in _compared(rows, pair, name)
+            if each.context == stated.context
+        ]
         if ours:
-            lines.append(PaperLine(stated.paper, stated.figure, stated.statement, "; ".join(ours)))
-    return lines
+            found.append(PaperRow(stated, "; ".join(ours)))
+    return found
 
 
 def _notes(rows: Sequence[EfficiencyRow]) -> list[str]:
@@ -198,22 +387,35 @@ def _notes(rows: Sequence[EfficiencyRow]) -> list[str]:
     return notes
 
 
-def _row(row: EfficiencyRow, labels: Labels) -> CostRow:
-    nothing = formatting.NOTHING
-    speed, cache = row.decode_tokens_per_second, row.cache_bytes
-    return CostRow(
-        label=labels.get(row.weights_id, row.label),
-        engine=row.engine,
-        kind=row.kind,
-        context=formatting.tokens(row.context) + ("*" if row.out_of_distribution else ""),
-        batch=formatting.count(row.batch),
-        ttft=nothing if row.ttft_ms is None else f"{row.ttft_ms.median:,.1f}",
-        decode=nothing if speed is None else formatting.count(round(speed)),
-        cache=nothing if cache is None else formatting.bytes_(cache),
-        peak=nothing if row.peak_bytes is None else formatting.bytes_(row.peak_bytes),
-        energy=nothing if row.joules is None else f"{row.joules:.3g}",
-        note="" if row.status == "ok" else row.status.replace("_", " "),
-    )
+def efficiency_text(rows: Sequence[EfficiencyRow]) -> str:
+    """Text table of measurements, and what each student is better at."""
+    lines: list[str] = []
+    for where in settings(rows):
+        mine = [row for row in rows if setting(row) == where]
+        lines += [f"{where.engine}, {where.device}, {where.dtype}", EFFICIENCY.of(mine).terminal(ALONE)]
+        for weights_id, label in {row.weights_id: row.label for row in mine}.items():
+            deviation = synthetic_deviation(mine, weights_id)
+            if deviation is not None and deviation > 0.05:
+                lines.append(
+                    f"{label}: a decode step with a synthetic cache differs by {100 * deviation:.0f} % from "
+                    "one after a real prefill"
+                )
+    for pair in pairings(rows):
+        mine = [row for row in rows if setting(row) == pair.setting]
+        facts = []
+        for name in QUANTITIES:
+            found = _compared(rows, pair, name)
+            cross = crossover(found, name)
+            if cross is not None:
+                title = QUANTITIES[name].title
+                facts.append(f"  {title}: better {cross.text}; ×{found[-1].point:.3g} at the longest")
+        prefill = growth_exponent(by_context(mine, pair.student.weights_id, "prefill"), LINEAR_FROM)
+        step = growth_exponent(by_context(mine, pair.student.weights_id, "decode"))
+        if prefill is not None and step is not None:
+            facts.append(f"  grows with context^{prefill:.2f} (prefill) and context^{step:.2f} (decode step)")
+        if facts:
+            lines += [f"{pair.student.label} against {pair.teacher.label}, {pair.setting.engine}:", *facts]
+    return "\n".join(lines) if lines else "no measurements"
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,31 +508,3 @@ def _pareto_figure(
             tuple((each.label, f"{each.cost:,.4g}", f"{each.recovery:.1f}") for each in placed),
         ),
     )
-
-
-def teachers_of(report: Report) -> Mapping[str, str]:
-    """weights_id of each student → its teacher's, by the report's pairing."""
-    found = {}
-    for checkpoint in report.checkpoints:
-        if checkpoint.teacher is not None:
-            found[checkpoint.plan.weights_id] = report.checkpoints[checkpoint.teacher].plan.weights_id
-    return found
-
-
-@section("cost", "Efficiency", order=70)
-def cost_view(report: Report) -> CostView | None:
-    """Crossovers, figures and table; None without measurements."""
-    if not report.efficiency:
-        return None
-    teachers = teachers_of(report)
-    rows = [
-        row.model_copy(update={"teacher": teachers.get(row.weights_id, row.teacher)})
-        for row in report.efficiency
-    ]
-    # The weights of several checkpoints are called as in the plan: a row says its engine itself.
-    twice = Counter(checkpoint.plan.weights_id for checkpoint in report.checkpoints)
-    labels = {
-        each.plan.weights_id: each.label if twice[each.plan.weights_id] == 1 else each.plan.label
-        for each in report.checkpoints
-    }
-    return cost_view_of(rows, labels, _pareto(report, settings(rows)[0]))

@@ -15,30 +15,24 @@ from evalsuite.reports.figures.figure import Figure
 from evalsuite.reports.figures.plots import Axis, Curve, Point, curves
 from evalsuite.reports.records.efficiency import EfficiencyRow, Spread
 
-Labels = Mapping[str, str]
-"""weights_id → label."""
 
-
-def efficiency_charts(rows: Sequence[EfficiencyRow], labels: Labels) -> list[Figure]:
+def efficiency_charts(rows: Sequence[EfficiencyRow]) -> list[Figure]:
     """All figures of a teacher and its students in one setting; one without two contexts is left out."""
     where = setting(rows[0])
-    names = {row.weights_id: labels.get(row.weights_id, row.label) for row in rows}
     # Models of one shape share the start of their names, which the caption then states once.
-    starts = {name.partition(", ")[0] for name in names.values()}
-    shared = starts.pop() if len(starts) == 1 and all(", " in name for name in names.values()) else ""
+    starts = {row.label.partition(", ")[0] for row in rows}
+    shared = starts.pop() if len(starts) == 1 and all(", " in row.label for row in rows) else ""
     if shared:
-        labels = {key: name.removeprefix(f"{shared}, ") for key, name in names.items()}
+        rows = [row.model_copy(update={"label": row.label.removeprefix(f"{shared}, ")}) for row in rows]
     caption = ", ".join(part for part in (shared, where.engine, where.device, where.dtype) if part)
     made = [
-        _speed(rows, labels, "peak_throughput", "Peak decode throughput", caption),
-        _ratio(rows, labels, caption),
-        _speed(rows, labels, "decode", "Decode speed of one sequence", caption),
-        _plain(rows, labels, "prefill", "Time to first token", "ms", 1.0, f"{caption}; one prompt"),
-        _plain(rows, labels, "cache", "Cache per sequence", "MiB", 2**20, caption),
-        _plain(
-            rows, labels, "memory", "Peak memory of one sequence", "GiB", 2**30, f"{caption}; with weights"
-        ),
-        _energy(rows, labels, caption),
+        _speed(rows, "peak_throughput", "Peak decode throughput", caption),
+        _ratio(rows, caption),
+        _speed(rows, "decode", "Decode speed of one sequence", caption),
+        _plain(rows, "prefill", "Time to first token", "ms", 1.0, f"{caption}; one prompt"),
+        _plain(rows, "cache", "Cache per sequence", "MiB", 2**20, caption),
+        _plain(rows, "memory", "Peak memory of one sequence", "GiB", 2**30, f"{caption}; with weights"),
+        _energy(rows, caption),
     ]
     return [each for each in made if each is not None]
 
@@ -85,15 +79,14 @@ def _chart(
 
 
 def _by_label(
-    rows: Sequence[EfficiencyRow], labels: Labels, values: Callable[[str], dict[int, Spread]]
+    rows: Sequence[EfficiencyRow], values: Callable[[str], dict[int, Spread]]
 ) -> dict[str, dict[int, Spread]]:
-    names = {row.weights_id: labels.get(row.weights_id, row.label) for row in rows}
+    names = {row.weights_id: row.label for row in rows}
     return {label: values(identifier) for identifier, label in names.items()}
 
 
 def _plain(
     rows: Sequence[EfficiencyRow],
-    labels: Labels,
     quantity: Quantity,
     title: str,
     unit: str,
@@ -103,12 +96,10 @@ def _plain(
     def values(identifier: str) -> dict[int, Spread]:
         return {c: _map(v, lambda x: x / scale) for c, v in by_context(rows, identifier, quantity).items()}
 
-    return _chart(_by_label(rows, labels, values), title, unit, f"{caption}. Lower is better.")
+    return _chart(_by_label(rows, values), title, unit, f"{caption}. Lower is better.")
 
 
-def _speed(
-    rows: Sequence[EfficiencyRow], labels: Labels, quantity: Quantity, title: str, caption: str
-) -> Figure | None:
+def _speed(rows: Sequence[EfficiencyRow], quantity: Quantity, title: str, caption: str) -> Figure | None:
     """Tokens per second from milliseconds per token."""
 
     def values(identifier: str) -> dict[int, Spread]:
@@ -116,16 +107,15 @@ def _speed(
         return {c: _map(v, lambda x: 1000 / x) for c, v in found.items() if v.low > 0}
 
     more = "; the best batch that memory holds" if quantity == "peak_throughput" else ""
-    return _chart(_by_label(rows, labels, values), title, "tokens/s", f"{caption}{more}. Higher is better.")
+    return _chart(_by_label(rows, values), title, "tokens/s", f"{caption}{more}. Higher is better.")
 
 
-def _ratio(rows: Sequence[EfficiencyRow], labels: Labels, caption: str) -> Figure | None:
+def _ratio(rows: Sequence[EfficiencyRow], caption: str) -> Figure | None:
     """Peak throughput of students relative to their teachers."""
     values: dict[str, dict[int, Spread]] = {}
     for pair in pairings(rows):
         found = ratios(rows, pair.student.weights_id, pair.teacher.weights_id, "peak_throughput")
-        label = labels.get(pair.student.weights_id, pair.student.label)
-        values[label] = {
+        values[pair.student.label] = {
             each.context: Spread(median=each.point, low=each.low, high=each.high, repeats=2) for each in found
         }
     return _chart(
@@ -137,7 +127,7 @@ def _ratio(rows: Sequence[EfficiencyRow], labels: Labels, caption: str) -> Figur
     )
 
 
-def _energy(rows: Sequence[EfficiencyRow], labels: Labels, caption: str) -> Figure | None:
+def _energy(rows: Sequence[EfficiencyRow], caption: str) -> Figure | None:
     def values(identifier: str) -> dict[int, Spread]:
         found: dict[int, float] = {}
         for row in rows:
@@ -149,7 +139,7 @@ def _energy(rows: Sequence[EfficiencyRow], labels: Labels, caption: str) -> Figu
         }
 
     return _chart(
-        _by_label(rows, labels, values),
+        _by_label(rows, values),
         "Energy per generated token",
         "mJ",
         f"{caption}; the batch with the least. Lower is better.",

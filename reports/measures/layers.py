@@ -1,70 +1,92 @@
 """Layer selection: softmax layers of hybrids, importance scores of selectors, quality by number of layers."""
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 
 import plotly.graph_objects as go
 from markupsafe import Markup
 
 from evalsuite.reports import formatting
 from evalsuite.reports.analysis.lineage import Lineage, lineage_of
+from evalsuite.reports.blocks import Block, Part, Text, charts
 from evalsuite.reports.figures.axes import exact_axis
 from evalsuite.reports.figures.charts import layer_strip
 from evalsuite.reports.figures.figure import Figure, Values, figure, text
 from evalsuite.reports.figures.plots import Axis, Curve, Point, curves
+from evalsuite.reports.measure import MEASURES, Measure
 from evalsuite.reports.measures.scaling import comparable_students, recovery_charts
 from evalsuite.reports.records.sidecars import Selection
 from evalsuite.reports.report import Report
 from evalsuite.reports.section import section
 from evalsuite.reports.statistics.agreement import WINDOW, stability
+from evalsuite.reports.table import CSV, Column, Table, Value, label_of
 
 STABLE = 0.9
 """Mean Jaccard similarity above which the paper on KL-guided layer selection calls a selection stable."""
 
 
-@dataclass(frozen=True, slots=True)
-class LayerRow:
-    """Softmax layers of one hybrid."""
-
-    label: str
-    about: str
-    strip: Markup
-    recovery: str
+def hybrids(report: Report) -> list[int]:
+    """Indices of the checkpoints with softmax layers and others."""
+    return [i for i, each in enumerate(report.checkpoints) if lineage_of(each.plan).is_hybrid]
 
 
-@dataclass(frozen=True, slots=True)
-class SelectorView:
-    """Importance scores of one selector, and the stability of its selection during the search."""
-
-    title: str
-    about: str
-    importance: Figure | None
-    stability: Figure | None
+def _lineage(report: Report, checkpoint: int) -> Lineage:
+    return lineage_of(report.checkpoints[checkpoint].plan)
 
 
-def layer_rows(report: Report) -> list[LayerRow]:
-    """One row per hybrid."""
-    rows = []
-    for i, checkpoint in enumerate(report.checkpoints):
-        lineage = lineage_of(checkpoint.plan)
-        if not lineage.is_hybrid:
-            continue
-        softmax = lineage.softmax_layers
-        best = next(
-            (row for p in report.protocols if (row := report.leading_average(i, p)) is not None), None
-        )
-        about = lineage.describe_mixers()
-        if lineage.selector:
-            about += f"; selected by {lineage.selector}"
-        rows.append(
-            LayerRow(
-                checkpoint.label,
-                about,
-                layer_strip(len(lineage.mixers), softmax, f"softmax layers {_listed(softmax)}"),
-                formatting.estimate(best.recovery) if best else formatting.NOTHING,
-            )
-        )
-    return rows
+def _about(report: Report, checkpoint: int) -> str:
+    lineage = _lineage(report, checkpoint)
+    selected = f"; selected by {lineage.selector}" if lineage.selector else ""
+    return lineage.describe_mixers() + selected
+
+
+def _strip(report: Report, checkpoint: int) -> Markup:
+    lineage = _lineage(report, checkpoint)
+    softmax = lineage.softmax_layers
+    return layer_strip(len(lineage.mixers), softmax, f"softmax layers {_listed(softmax)}")
+
+
+def _recovery(report: Report, checkpoint: int) -> Value:
+    """Under the first protocol that the checkpoint has."""
+    rows = (report.leading_average(checkpoint, protocol) for protocol in report.protocols)
+    return next((row.recovery for row in rows if row is not None), None)
+
+
+LAYERS: Table[int] = Table(
+    name="layers",
+    title="Softmax layers",
+    rows=hybrids,
+    columns=(
+        Column("label", "model", value=label_of, unit="text", about=_about),
+        Column(
+            "weights_id",
+            value=lambda report, row: report.checkpoints[row].plan.weights_id,
+            unit="text",
+            outputs=CSV,
+        ),
+        Column(
+            "mixers",
+            value=lambda report, row: _lineage(report, row).describe_mixers(),
+            unit="text",
+            outputs=CSV,
+        ),
+        Column(
+            "selector", value=lambda report, row: _lineage(report, row).selector, unit="text", outputs=CSV
+        ),
+        Column(
+            "softmax_layers",
+            "layers",
+            value=lambda report, row: " ".join(map(str, sorted(_lineage(report, row).softmax_layers))),
+            unit="text",
+            show=_strip,
+            css=lambda report, row: "track",
+        ),
+        Column(
+            "recovery", value=_recovery, kind="estimate", unit="percent", css=lambda report, row: "strong"
+        ),
+    ),
+    json_rows=lambda report: LAYERS.cells(report),
+)
+MEASURES.add("layers", Measure(tables=(LAYERS,)))
 
 
 def layer_charts(report: Report) -> list[Figure]:
@@ -144,7 +166,7 @@ def _changed_otherwise(report: Report) -> set[int]:
 
 def _probes(report: Report) -> list[Figure]:
     """Scores of the selectors' probe students, one chart per measured quantity."""
-    charts = []
+    figures = []
     for what in dict.fromkeys(each.what for s in report.selections for each in s.quality):
         series = [
             Curve(name, points)
@@ -152,7 +174,7 @@ def _probes(report: Report) -> list[Figure]:
             if (points := _quality_points(selection, what, name))
         ]
         counts = exact_axis([point.x for curve in series for point in curve.points]).ticks
-        charts.append(
+        figures.append(
             curves(
                 series,
                 Axis("softmax layers", ticks=[(count, f"{count:g}") for count in counts]),
@@ -161,7 +183,7 @@ def _probes(report: Report) -> list[Figure]:
                 caption="Probe students trained by the selectors.",
             )
         )
-    return charts
+    return figures
 
 
 def _quality_points(selection: Selection, what: str, name: str) -> tuple[Point, ...]:
@@ -179,13 +201,6 @@ def _quality_points(selection: Selection, what: str, name: str) -> tuple[Point, 
     )
 
 
-def selector_views(report: Report) -> list[SelectorView]:
-    """Importance scores and stability, one view per selector."""
-    return [
-        _selector(selection, name) for selection, name in zip(report.selections, _names(report), strict=True)
-    ]
-
-
 def scores_above_minimum(selection: Selection) -> tuple[list[float | None], str]:
     """Bar heights and their description.
 
@@ -199,7 +214,8 @@ def scores_above_minimum(selection: Selection) -> tuple[list[float | None], str]
     return scores, f"{selection.measure} (relative to the lowest, {lowest:.4g})"
 
 
-def _selector(selection: Selection, name: str) -> SelectorView:
+def _selector(selection: Selection, name: str) -> Part:
+    """Importance scores of one selector, and the stability of its selection during the search."""
     scores, measure = scores_above_minimum(selection)
     parts = [f"selects {len(selection.layers)} layers: {_listed(selection.layers)}"]
     if selection.stop is not None:
@@ -209,12 +225,9 @@ def _selector(selection: Selection, name: str) -> SelectorView:
         cost.append(f"{selection.seconds:,.0f} s")
     if cost:
         parts.append(f"cost {' and '.join(cost)}")
-    return SelectorView(
-        title=name,
-        about="; ".join(parts) + ".",
-        importance=_importance(scores, selection, name, measure) if any_known(scores) else None,
-        stability=_stability(selection, name),
-    )
+    importance = _importance(scores, selection, name, measure) if any_known(scores) else None
+    drawn = charts([importance, _stability(selection, name)])
+    return Part(name, [Text("; ".join(parts) + "."), *drawn], css="selector")
 
 
 def _importance(scores: Sequence[float | None], selection: Selection, name: str, measure: str) -> Figure:
@@ -331,17 +344,13 @@ def _listed(layers: Sequence[int]) -> str:
     return ", ".join(map(str, sorted(layers)))
 
 
-@dataclass(frozen=True, slots=True)
-class LayersView:
-    """The section."""
-
-    rows: list[LayerRow]
-    charts: list[Figure]
-    selectors: list[SelectorView]
-
-
 @section("layers", "Layer selection", order=60, nav="Layers")
-def layers_view(report: Report) -> LayersView | None:
-    """Layers of hybrids, quality by number of layers, selectors; None without any of them."""
-    view = LayersView(layer_rows(report), layer_charts(report), selector_views(report))
-    return view if view.rows or view.charts or view.selectors else None
+def layers_section(report: Report) -> list[Block]:
+    """Layers of hybrids, quality by number of layers, selectors."""
+    blocks: list[Block] = []
+    if LAYERS.rows(report):
+        what = "One square per layer, the first layer on the left; filled squares are softmax layers."
+        blocks += [Text(what), LAYERS]
+    blocks += charts(layer_charts(report))
+    selectors = zip(report.selections, _names(report), strict=True)
+    return [*blocks, *(_selector(selection, name) for selection, name in selectors)]

@@ -1,10 +1,11 @@
 """Scores that the papers print for benchmarks of this report, by table, with ours in the same columns."""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from evalsuite.reports import formatting
+from evalsuite.reports.blocks import Texts, chip
+from evalsuite.reports.figures.figure import Values
 from evalsuite.reports.references.papers import BENCHMARKS, MEANS, PaperScore, macro_gap, paper_scores
 from evalsuite.reports.report import Report
 
@@ -12,19 +13,7 @@ GAP = ("gendistill_2026", "Table 1")
 """Source of the protocol gap."""
 
 
-@dataclass(frozen=True, slots=True)
-class PaperTable:
-    """One table of a paper, restricted to the benchmarks and contexts of this report."""
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, str, tuple[str, ...]], ...]
-    """Model, role, scores as printed."""
-    ours: tuple[tuple[str, str, tuple[str, ...]], ...] = ()
-    """Label, role and scores of this report's checkpoints that have one of the columns."""
-
-
-def paper_tables(report: Report) -> list[PaperTable]:
+def paper_tables(report: Report) -> list[Texts]:
     """All shipped tables that share a benchmark and a protocol with the report."""
     found: dict[tuple[str, str], list[PaperScore]] = {}
     for figure in paper_scores():
@@ -44,28 +33,28 @@ def _is_in_report(report: Report, figure: PaperScore) -> bool:
     return False
 
 
-def _table(report: Report, citation: str, protocol: str, figures: Sequence[PaperScore]) -> PaperTable:
+def _table(report: Report, citation: str, protocol: str, figures: Sequence[PaperScore]) -> Texts:
     columns = dict.fromkeys((figure.benchmark, figure.context) for figure in figures)
     models = dict.fromkeys((figure.model, figure.scale, figure.role) for figure in figures)
     values = {(f.model, f.scale, f.benchmark, f.context): f"{f.value:g}" for f in figures}
-    return PaperTable(
-        title=f"{citation}, {formatting.PROTOCOL_TITLES[protocol]}",
-        columns=tuple(name + (f" {formatting.tokens(at)}" if at else "") for name, at in columns),
-        rows=tuple(
-            (
-                f"{model}, {scale}" if scale and scale not in model else model,
-                role,
-                tuple(values.get((model, scale, *column), formatting.NOTHING) for column in columns),
-            )
-            for model, scale, role in models
-        ),
-        ours=_ours(report, protocol, {(f.benchmark, f.context): f for f in figures}),
-    )
+    names = (name + (f" {formatting.tokens(at)}" if at else "") for name, at in columns)
+    printed = [
+        (
+            chip(f"{model}, {scale}" if scale and scale not in model else model, *_role(role)),
+            *(values.get((model, scale, *column), formatting.NOTHING) for column in columns),
+        )
+        for model, scale, role in models
+    ]
+    ours = _ours(report, protocol, list({(f.benchmark, f.context): f for f in figures}.values()))
+    title = f"{citation}, {formatting.PROTOCOL_TITLES[protocol]}"
+    return Texts(Values(("model", *names), (*ours, *printed)), title)
 
 
-def _ours(
-    report: Report, protocol: str, columns: Mapping[tuple[str, int | None], PaperScore]
-) -> tuple[tuple[str, str, tuple[str, ...]], ...]:
+def _role(role: str) -> tuple[str, ...]:
+    return ("teacher",) if role == "teacher" else ()
+
+
+def _ours(report: Report, protocol: str, columns: Sequence[PaperScore]) -> list[tuple[str, ...]]:
     """The report's checkpoints in the columns of a table; those without any score are left out.
 
     Args:
@@ -75,14 +64,15 @@ def _ours(
     """
     rows = []
     for i, checkpoint in enumerate(report.checkpoints):
-        scores = [_our_score(report, i, protocol, figure) for figure in columns.values()]
+        scores = [_our_score(report, i, protocol, figure) for figure in columns]
         if any(score is not None for score in scores):
-            texts = tuple(
+            texts = (
                 formatting.NOTHING if score is None else _as_printed(score, figure)
-                for score, figure in zip(scores, columns.values(), strict=True)
+                for score, figure in zip(scores, columns, strict=True)
             )
-            rows.append((checkpoint.label, checkpoint.plan.role, texts))
-    return tuple(rows)
+            mark = ", ".join(("ours", *_role(checkpoint.plan.role)))
+            rows.append((chip(checkpoint.label, mark), *texts))
+    return rows
 
 
 def _our_score(report: Report, checkpoint: int, protocol: str, figure: PaperScore) -> float | None:

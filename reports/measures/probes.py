@@ -1,12 +1,14 @@
 """Recurrent states while a needle is read: who holds it, how long states last, how full they are."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from statistics import fmean
+
+from markupsafe import Markup
 
 from evalsuite.reports import formatting
 from evalsuite.reports.analysis.bootstrap_sample import Estimate
 from evalsuite.reports.analysis.measures.probes import FOUND, MISSED, ProbeRow
+from evalsuite.reports.blocks import Block, Part, Text, Texts, charts
 from evalsuite.reports.figures.figure import Figure, Values
 from evalsuite.reports.figures.plots import Axis, Curve, Point, curves, heatmap
 from evalsuite.reports.measure import MEASURES, Measure
@@ -15,36 +17,26 @@ from evalsuite.reports.report import Report
 from evalsuite.reports.section import section
 from evalsuite.reports.table import Column, Table, label_column, weights_column
 
-
-@dataclass(frozen=True, slots=True)
-class ProbePart:
-    """One needle benchmark at one length."""
-
-    title: str
-    summary: Values
-    figures: list[Figure]
-
-
-@dataclass(frozen=True, slots=True)
-class ProbeView:
-    """The section."""
-
-    parts: list[ProbePart]
+ABOUT = Markup(
+    "What recurrent states hold of a needle in a haystack, by the definitions of <code>evalsuite "
+    "probe</code>: the retained share is exact, as a state is linear in the values that were written."
+)
 
 
 @section("probe", "States while a needle is read", order=47, nav="States")
-def probe_view(report: Report) -> ProbeView | None:
-    """One part per benchmark and length, the shortest first; None without probes."""
+def probe_section(report: Report) -> list[Block]:
+    """One part per benchmark and length, the shortest first."""
     titles = {benchmark.name: benchmark.title for benchmark in report.benchmarks}
     places = sorted({(row.benchmark, row.context) for row in report.probes})
-    parts = []
+    parts: list[Block] = []
     for benchmark, context in places:
         rows = [row for row in report.probes if (row.benchmark, row.context) == (benchmark, context)]
         title = f"{titles.get(benchmark, benchmark)}, {formatting.tokens(context)} tokens"
         longest = max(length for name, length in places if name == benchmark)
         ranks = _all_ranks(report, rows) if context == longest else []
-        parts.append(ProbePart(title, _summary(report, rows), _figures(report, rows) + ranks))
-    return ProbeView(parts) if parts else None
+        figures = charts(_figures(report, rows) + ranks)
+        parts.append(Part(title, [Texts(_summary(report, rows), title), *figures]))
+    return [Text(ABOUT), *parts] if parts else []
 
 
 def _label(report: Report, row: ProbeRow) -> str:

@@ -9,6 +9,7 @@ from evalsuite.reports.analysis.measures.recall import RecallRow, against_recove
 from evalsuite.reports.analysis.rows import BenchmarkRow
 from evalsuite.reports.analysis.scopes import INFORMATIVE
 from evalsuite.reports.analysis.warnings import unread_contexts
+from evalsuite.reports.blocks import Block, Part, Text, Texts, charts
 from evalsuite.reports.figures.figure import Figure, Values
 from evalsuite.reports.figures.plots import Axis, Mark, heatmap, scatter
 from evalsuite.reports.measure import MEASURES, Measure
@@ -29,6 +30,14 @@ class HeatCell:
     hint: str
 
 
+NUMBERS = (
+    "Each number measures another ability, so they are not averaged; means over the context lengths, "
+    "recovery with its 95 % interval."
+)
+BY_CONTEXT = (
+    "Needles found, in percent, by context length in tokens. Hover for the 95 % interval; where the page has "
+    "samples, click for the documents."
+)
 BEYOND = "†"
 """Marks scores that are out of distribution."""
 Row = tuple[str, tuple[HeatCell | None, ...]]
@@ -267,30 +276,20 @@ def _estimate(pair: tuple[Estimate, Estimate] | None, at: int) -> str:
     return formatting.NOTHING if pair is None else formatting.estimate(pair[at])
 
 
-@dataclass(frozen=True, slots=True)
-class RecallView:
-    """The section."""
-
-    numbers: Values | None
-    """Per checkpoint and protocol: the recall numbers, each with its recovery."""
-    against_recovery: Figure | None
-    by_context: list[Figure]
-    by_task: list[Figure]
-    unread: tuple[str, ...] = ()
-    """Contexts that a checkpoint is not evaluated on, and why."""
-
-
 @section("recall", "Recall", order=40)
-def recall_view(report: Report) -> RecallView | None:
-    """Recall by context and by task; None without either."""
-    view = RecallView(
-        _numbers(report),
-        _against_recovery(report),
-        context_views(report),
-        task_views(report),
-        tuple(unread_contexts(report.tensor)),
-    )
-    return view if view.by_context or view.by_task else None
+def recall_section(report: Report) -> list[Block]:
+    """Recall by context and by task; nothing without either."""
+    by_context, by_task = context_views(report), task_views(report)
+    blocks: list[Block] = []
+    if not by_context and not by_task:
+        return blocks
+    if numbers := _numbers(report):
+        blocks += [Text(NUMBERS), Texts(numbers, "Recall")]
+    blocks += charts([_against_recovery(report)])
+    if by_context:
+        about = (BY_CONTEXT, *unread_contexts(report.tensor))
+        blocks.append(Part("Needles by context", [*map(Text, about), *charts(by_context)], "needles"))
+    return [*blocks, *(Part(figure.title, charts([figure])) for figure in by_task)]
 
 
 RECALL: Table[RecallRow] = Table(

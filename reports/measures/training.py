@@ -1,6 +1,7 @@
-"""Loss curves and measurements on held-out documents, one chart of each per training stage."""
+"""Training: loss curves and measurements on held-out documents, one chart of each per training stage."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -8,9 +9,10 @@ from evalsuite.reports import formatting
 from evalsuite.reports.analysis.lineage import lineage_of
 from evalsuite.reports.figures.figure import Figure, Values
 from evalsuite.reports.figures.plots import Axis, Curve, Point, curves
+from evalsuite.reports.measure import MEASURES, Measure
 from evalsuite.reports.records.loss_curves import LossCurve
 from evalsuite.reports.report import Report
-from evalsuite.reports.section import section
+from evalsuite.reports.table import Column, Table, Value
 
 CAPTION = "Averaged over steps; the first tenth of the stage is omitted."
 VALIDATION = {
@@ -25,23 +27,38 @@ OUTLIER_RATIO = 8.0
 """Curves whose final loss differs from the median by more than this factor get a chart of their own."""
 
 
-def training_views(report: Report) -> list[Figure]:
-    """Charts per stage, in the order of the first student's stages.
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """One student in one stage."""
 
-    Losses of different objectives, such as KL and cross entropy, are not drawn in one chart.
-    """
+    curve: LossCurve
+    objective: str
+
+
+def trained(report: Report) -> list[Trained]:
+    """Every student and stage with losses."""
     objectives = {
         (checkpoint.label, stage.name): stage.objective
         for checkpoint in report.checkpoints
         for stage in lineage_of(checkpoint.plan).stages
     }
-    stages: dict[str, dict[str, list[LossCurve]]] = {}
+    found = []
     for losses in report.loss_curves:
         # A student without scores has no lineage; it takes the objective of the stage if there is only one.
         known = {objective for (_, stage), objective in objectives.items() if stage == losses.stage}
         default = known.pop() if len(known) == 1 else ""
-        objective = objectives.get((losses.label, losses.stage), default)
-        stages.setdefault(losses.stage, {}).setdefault(objective, []).append(losses)
+        found.append(Trained(losses, objectives.get((losses.label, losses.stage), default)))
+    return found
+
+
+def training_views(report: Report) -> list[Figure]:
+    """Charts per stage, in the order of the first student's stages.
+
+    Losses of different objectives, such as KL and cross entropy, are not drawn in one chart.
+    """
+    stages: dict[str, dict[str, list[LossCurve]]] = {}
+    for each in trained(report):
+        stages.setdefault(each.curve.stage, {}).setdefault(each.objective, []).append(each.curve)
     views = []
     for stage, by_objective in stages.items():
         for objective, found in by_objective.items():
@@ -125,7 +142,30 @@ def _means(losses: LossCurve) -> tuple[Point, ...]:
     return tuple(points)
 
 
-@section("training", "Training", order=75)
-def training_section(report: Report) -> list[Figure] | None:
-    """The section; None without data."""
-    return training_views(report) or None
+def _of(value: Callable[[LossCurve], Value]) -> Callable[[Report, Trained], Value]:
+    return lambda report, row: value(row.curve)
+
+
+def _last(name: str) -> Callable[[Report, Trained], Value]:
+    return _of(lambda curve: points[-1][1] if (points := curve.validation.get(name)) else None)
+
+
+TRAINING: Table[Trained] = Table(
+    name="training",
+    title="Training",
+    rows=trained,
+    columns=(
+        Column("label", "model", value=_of(lambda curve: curve.label), unit="text"),
+        Column("stage", value=_of(lambda curve: curve.stage), unit="text"),
+        Column("objective", unit="text"),
+        Column("steps", value=_of(lambda curve: len(curve.tokens))),
+        Column("tokens", hint="Of all stages so far.", value=_of(lambda curve: curve.tokens[-1])),
+        Column("loss", hint="Of the last step.", value=_of(lambda curve: curve.values[-1]), digits=4),
+        *(Column(name, hint="The last measurement.", value=_last(name), digits=4) for name in VALIDATION),
+    ),
+    json_rows=lambda report: TRAINING.cells(report),
+    order=75,
+    figures=training_views,
+    shows_rows=False,
+)
+MEASURES.add("training", Measure(tables=(TRAINING,)))

@@ -7,10 +7,11 @@ from markupsafe import Markup
 
 import evalsuite
 from evalsuite.foundation import DataError, write_text
-from evalsuite.reports.exports.efficiency import crossovers_csv, efficiency_csv
-from evalsuite.reports.measures.efficiency import cost_view_of
+from evalsuite.reports.measures.efficiency import ALONE, CROSSOVERS, EFFICIENCY, cost_blocks, ratio_rows
 from evalsuite.reports.page.render import FOLDER, new_environment, packed_plotly
+from evalsuite.reports.page.tables import shown
 from evalsuite.reports.records.efficiency import EfficiencyRow, read_efficiency
+from evalsuite.reports.section import BLOCKS
 
 SCRIPTS = ("unpack.js", "page.js", "figures.js")
 
@@ -29,8 +30,8 @@ def write_efficiency(runs: Sequence[Path], out: Path) -> list[Path]:
         )
     texts = {
         "efficiency.html": efficiency_page(rows),
-        "efficiency.csv": efficiency_csv(rows),
-        "crossovers.csv": crossovers_csv(rows),
+        "efficiency.csv": EFFICIENCY.of(rows).csv(ALONE),
+        "crossovers.csv": CROSSOVERS.of(ratio_rows(rows)).csv(ALONE),
     }
     for name, content in texts.items():
         write_text(out / name, content)
@@ -41,7 +42,7 @@ def efficiency_page(rows: Sequence[EfficiencyRow]) -> str:
     """One HTML file without network requests."""
     environment = new_environment()
     models = {row.weights_id: row.label for row in rows}
-    body = environment.get_template("sections/cost.html.j2").render(view=cost_view_of(rows, {}))
+    body = environment.get_template(BLOCKS.name).render(view=shown(cost_blocks(rows), ALONE))
     return environment.get_template("efficiency.html.j2").render(
         version=evalsuite.__version__,
         title=f"Efficiency of {len(models)} models by context",

@@ -21,8 +21,9 @@ from evalsuite.reports.gate.verdict import Verdict
 from evalsuite.reports.page import gate, overview
 from evalsuite.reports.page.samples import SampleCell
 from evalsuite.reports.page.sections import ordered_sections
+from evalsuite.reports.page.tables import shown
 from evalsuite.reports.report import Report
-from evalsuite.reports.section import TEMPLATES, Section
+from evalsuite.reports.section import BLOCKS, TEMPLATES, Section
 from evalsuite.reports.table import Table
 
 FOLDER = Path(__file__).parent
@@ -66,7 +67,7 @@ def render_page(
         sections=[
             {"id": each.id, "title": each.title, "nav": each.nav, "body": _body(environment, each, view)}
             for each in ordered_sections(tables)
-            if (view := each.view(report)) is not None
+            if (view := _view(each, report))
         ],
         sample_facts=_sample_facts(report, samples),
         style=Markup((FOLDER / "style.css").read_text(encoding="utf-8")),
@@ -130,6 +131,12 @@ def _environment(report: Report, facts: Mapping[str, Any]) -> jinja2.Environment
     return environment
 
 
+def _view(section: Section, report: Report) -> Any:
+    """What its template shows; None or empty: nothing."""
+    view = section.view(report)
+    return shown(view, report) if view and section.template == BLOCKS else view
+
+
 def _body(environment: jinja2.Environment, section: Section, view: Any) -> Markup:
     """The HTML of a section, without its heading."""
     return Markup(environment.get_template(str(section.template)).render(view=view))
@@ -141,7 +148,9 @@ def packed(text: str) -> str:
 
 
 def breakable(label: str) -> Markup:
-    """Escape a label and allow line breaks after its separators: `gated_` | `deltanet`."""
+    """Escape a label and allow line breaks after its separators: `gated_` | `deltanet`; markup stays."""
+    if isinstance(label, Markup):
+        return label
     return Markup("<wbr>").join(re.findall(r"[^_/@.-]*[_/@.-]*", label))
 
 

@@ -117,7 +117,7 @@ def run(arguments: argparse.Namespace) -> int:
     from evalsuite.foundation import ConfigError
     from evalsuite.models.benchmark.points import read_measurements, save_measurement
     from evalsuite.models.benchmark.sweep import run_sweep
-    from evalsuite.reports.exports.efficiency import efficiency_text
+    from evalsuite.reports.measures.efficiency import efficiency_text
     from evalsuite.reports.records.efficiency import EfficiencyRow
 
     if arguments.runs:

@@ -63,7 +63,7 @@ def environment_facts(environment: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-@section("lineage", "Lineage", order=90)
+@section("lineage", "Lineage", order=90, template="sections/lineage.html.j2")
 def lineage_section(report: Report) -> list[LineageView]:
     """The lineage of every checkpoint."""
     return lineages(report)
@@ -79,7 +79,7 @@ class MethodView:
     """Run → its environment."""
 
 
-@section("method", "Method and environment", order=95, nav="Method")
+@section("method", "Method and environment", order=95, nav="Method", template="sections/method.html.j2")
 def method_section(report: Report) -> MethodView:
     """How the numbers were made."""
     runs = (run.name for run in report.tensor.merged.runs)

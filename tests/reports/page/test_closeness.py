@@ -8,7 +8,8 @@ import pytest
 
 from evalsuite.reports.analysis.bootstrap_sample import Estimate
 from evalsuite.reports.analysis.measures.distances import DistanceRow
-from evalsuite.reports.measures.closeness import closeness_view
+from evalsuite.reports.blocks import Text, Texts
+from evalsuite.reports.measures.closeness import closeness_section
 from evalsuite.reports.report import Report, build_report
 from evalsuite.reports.statistics.intervals import Interval
 
@@ -51,12 +52,23 @@ def report(synthetic: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory)
     return build_report([run])
 
 
+def cells_of(report: Report, what: str) -> dict[str, dict[str, str]]:
+    """The rows of the table of mixers or of changes, by their names."""
+    tables = [block.values for block in closeness_section(report) if isinstance(block, Texts)]
+    (table,) = (table for table in tables if table.columns[0] == what)
+    return {row[0]: dict(zip(table.columns, row, strict=True)) for row in table.rows}
+
+
+def sentences_of(report: Report) -> list[str]:
+    """The sentences that name the closest mixer by each measure."""
+    texts = [block.text for block in closeness_section(report) if isinstance(block, Text)]
+    return [text for text in texts if text.startswith("By ")]
+
+
 def test_mixers_of_the_recipe_with_most_of_them_are_ordered(report: Report) -> None:
-    (view,) = closeness_view(report)
-    assert view.mixers.columns[0] == "mixer"
-    assert {row[0] for row in view.mixers.rows} == {"Gated DeltaNet", "KDA", "GLA", "Hedgehog"}
-    assert [row[0] for row in view.mixers.rows][2:] == ["GLA", "Hedgehog"]
-    by_mixer = {row[0]: dict(zip(view.mixers.columns, row, strict=True)) for row in view.mixers.rows}
+    by_mixer = cells_of(report, "mixer")
+    assert {*by_mixer} == {"Gated DeltaNet", "KDA", "GLA", "Hedgehog"}
+    assert [*by_mixer][2:] == ["GLA", "Hedgehog"]
     label = {report.checkpoints[i].label: i for i in report.students()}
     gla = label["r-gla-0"]
     agreement = report.agreement_with_teacher(gla, "loglikelihood", "informative").recipe_agreement
@@ -65,7 +77,7 @@ def test_mixers_of_the_recipe_with_most_of_them_are_ordered(report: Report) -> N
     capped = report.average(gla, "loglikelihood", "informative").capped_recovery
     assert by_mixer["GLA"]["capped recovery %"].startswith(f"{100 * capped.point:.1f} (")
     assert by_mixer["GLA"]["KL at the answers, nats"] == "–"
-    sentences = {each.partition(",")[0]: each for each in view.sentences}
+    sentences = {each.partition(",")[0]: each for each in sentences_of(report)}
     assert len(sentences) == 3
     assert "Kendall τ with the paper's order" in sentences["By agreement"]
     assert "over 3 mixers" in sentences["By agreement"]
@@ -73,8 +85,7 @@ def test_mixers_of_the_recipe_with_most_of_them_are_ordered(report: Report) -> N
 
 
 def test_changes_are_differences_from_the_student_that_differs_in_nothing_else(report: Report) -> None:
-    (view,) = closeness_view(report)
-    rows = {row[0]: dict(zip(view.changes.columns, row, strict=True)) for row in view.changes.rows}
+    rows = cells_of(report, "change")
     assert set(rows) == {"native, GLA", "hybrid-4, GLA"}
     label = {report.checkpoints[i].label: i for i in report.students()}
 
@@ -98,7 +109,7 @@ def test_one_mixer_has_no_order(synthetic: SimpleNamespace, tmp_path: Path) -> N
             synthetic.SyntheticCheckpoint("s", lambda *_: 0.7, lineage=lineage),
         ],
     )
-    assert closeness_view(build_report([run])) is None
+    assert not closeness_section(build_report([run]))
 
 
 def test_a_mixer_that_is_measured_alone_is_not_the_closest(report: Report) -> None:
@@ -117,7 +128,6 @@ def test_a_mixer_that_is_measured_alone_is_not_the_closest(report: Report) -> No
         agreement=Interval(0.5, 0.4, 0.6),
         equivalent_bits=Estimate(None, "no yardstick"),
     )
-    (view,) = closeness_view(replace(report, distances=(row,)))
-    assert not any(each.startswith("By KL") for each in view.sentences)
-    by_mixer = {each[0]: dict(zip(view.mixers.columns, each, strict=True)) for each in view.mixers.rows}
-    assert by_mixer["GLA"]["KL at the answers, nats"] == "0.500 (0.400 to 0.600)"
+    changed = replace(report, distances=(row,))
+    assert not any(each.startswith("By KL") for each in sentences_of(changed))
+    assert cells_of(changed, "mixer")["GLA"]["KL at the answers, nats"] == "0.500 (0.400 to 0.600)"

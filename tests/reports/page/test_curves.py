@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from evalsuite.reports.figures.figure import Figure
-from evalsuite.reports.measures.layers import layer_charts, layer_rows
+from evalsuite.reports.measures.layers import LAYERS, layer_charts
 from evalsuite.reports.measures.scaling import scaling_views
 from evalsuite.reports.report import Report, build_report
 
@@ -81,6 +81,6 @@ def test_hybrids_of_other_layers_or_budgets_have_curves_of_their_own(report: Rep
 
 
 def test_layers_are_described_by_their_mixers(report: Report) -> None:
-    about = {row.label: row.about for row in layer_rows(report)}
+    about = {row["label"]: row["mixers"] for row in LAYERS.cells(report)}
     assert about["windows-8m"] == "2 × KDA + 2 × sliding window (256)"
     assert about["hybrid-8m"] == "1 × softmax + 3 × KDA"

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from evalsuite.reports.blocks import chip
 from evalsuite.reports.measures.paper_tables import paper_tables
 from evalsuite.reports.report import Report, build_report
 
@@ -30,9 +31,11 @@ def report(synthetic: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory)
 
 def rows_of(report: Report, title: str) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]]]:
     """The columns of a table, and our rows by label."""
-    table = next(table for table in paper_tables(report) if title in table.title)
-    assert [role for _, role, _ in table.ours] == ["teacher", "student"]
-    return table.columns, {label: scores for label, _, scores in table.ours}
+    table = next(table.values for table in paper_tables(report) if title in table.label)
+    ours = {name: scores for name, *scores in table.rows if ">ours" in name}
+    assert [*ours] == [chip("teacher", "ours, teacher"), chip("student", "ours")]
+    assert [*ours] == [name for name, *_ in table.rows[:2]]
+    return table.columns[1:], dict(zip(("teacher", "student"), map(tuple, ours.values()), strict=True))
 
 
 def test_percentages_by_context(report: Report) -> None:

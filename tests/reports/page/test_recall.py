@@ -7,7 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from evalsuite.reports.measures.recall import recall_view
+from evalsuite.reports.blocks import Charts, Part
+from evalsuite.reports.measures.recall import recall_section
 from evalsuite.reports.report import Report, build_report
 
 
@@ -48,10 +49,7 @@ def test_students_are_placed_by_recovery_and_needles_of_the_shortest_context(
     synthetic: SimpleNamespace, tmp_path: Path
 ) -> None:
     report = report_of(synthetic, tmp_path, {"looks": 0.8, "forgets": 0.1})
-    view = recall_view(report)
-    assert view is not None
-    assert view.against_recovery is not None
-    figure = view.against_recovery
+    (figure,) = next(block.figures for block in recall_section(report) if isinstance(block, Charts))
     drawn = json.loads(figure.data)
     (points,) = drawn["data"]
     needles = {
@@ -70,7 +68,7 @@ def test_students_are_placed_by_recovery_and_needles_of_the_shortest_context(
 
 
 def test_one_student_is_compared_with_none(synthetic: SimpleNamespace, tmp_path: Path) -> None:
-    view = recall_view(report_of(synthetic, tmp_path, {"looks": 0.8}))
-    assert view is not None
-    assert view.against_recovery is None
-    assert view.by_context
+    blocks = recall_section(report_of(synthetic, tmp_path, {"looks": 0.8}))
+    assert not any(isinstance(block, Charts) for block in blocks)
+    (part,) = (block for block in blocks if isinstance(block, Part))
+    assert part.title == "Needles by context"

@@ -336,7 +336,7 @@ def test_speeds_of_two_devices_are_separate_figures(rich_run: Path, tmp_path: Pa
     speeds = []
     for where in (fast, other):
         rows = [row for row in measured if setting(row) == where and row.label == lines[0]["label"]]
-        speeds += [each for each in efficiency_charts(rows, {}) if each.title.startswith("Decode speed")]
+        speeds += [each for each in efficiency_charts(rows) if each.title.startswith("Decode speed")]
     assert ["1.287" in each.data for each in speeds] == [False, True]
     assert where.device in speeds[1].caption
 

@@ -16,8 +16,17 @@ from evalsuite.reports.analysis.measures.efficiency import (
     settings,
     synthetic_deviation,
 )
-from evalsuite.reports.exports.efficiency import crossovers_csv, efficiency_csv, efficiency_text
-from evalsuite.reports.measures.efficiency import cost_view_of, paper_lines, pareto_front
+from evalsuite.reports.measures.efficiency import (
+    ALONE,
+    CROSSOVERS,
+    EFFICIENCY,
+    crossover_table,
+    efficiency_text,
+    engine_table,
+    paper_rows,
+    pareto_front,
+    ratio_rows,
+)
 from evalsuite.reports.records.efficiency import EfficiencyRow, Spread
 from evalsuite.reports.references.efficiency import paper_ratios
 
@@ -127,7 +136,9 @@ def test_growth_is_the_exponent(rows: list[EfficiencyRow]) -> None:
 
 def test_failed_points_have_no_value(rows: list[EfficiencyRow]) -> None:
     assert 262144 not in by_context(rows, "teacher", "prefill")
-    assert "262,144      1  out of memory: full" in efficiency_text(rows)
+    (line,) = (line for line in efficiency_text(rows).splitlines() if "out of memory" in line)
+    assert line.split()[:5] == ["shape,", "teacher", "torch", "request", "256k"]
+    assert line.endswith("–  out of memory: full")
 
 
 def test_engines_and_devices_are_never_mixed(rows: list[EfficiencyRow]) -> None:
@@ -171,11 +182,15 @@ def test_synthetic_caches_are_compared_with_real_ones() -> None:
 
 
 def test_tables_hold_every_measurement(rows: list[EfficiencyRow]) -> None:
-    lines = efficiency_csv(rows).splitlines()
-    assert len(lines) == 1 + len(rows)
-    crossings = crossovers_csv(rows).splitlines()
-    assert len(crossings) == 1 + 3 * len(CONTEXTS)
-    assert efficiency_csv([]) == ""
+    cells = EFFICIENCY.of(rows).cells(ALONE)
+    assert len(cells) == len(rows)
+    assert (cells[0]["ttft_ms"], cells[0]["ttft_ms_high"]) == pytest.approx(
+        (512**2 / 4000, 512**2 / 4000 * 1.1)
+    )
+    crossings = CROSSOVERS.of(ratio_rows(rows)).cells(ALONE)
+    assert len(crossings) == 3 * len(CONTEXTS)
+    assert crossings[0]["crossover"] == pytest.approx(4000)
+    assert EFFICIENCY.of([]).csv(ALONE) == ""
     assert efficiency_text([]) == "no measurements"
 
 
@@ -186,8 +201,7 @@ def test_a_front_is_not_beaten() -> None:
 
 
 def test_papers_stand_next_to_our_hybrids(rows: list[EfficiencyRow]) -> None:
-    lines = paper_lines(rows, {})
-    at_32k = next(line for line in lines if line.statement.startswith("1.9 to 2.5"))
+    at_32k = next(row for row in paper_rows(rows) if row.stated.statement.startswith("1.9 to 2.5"))
     ratio = (1 + 4 * 32.768) / 4 / (5 / 4)
     assert at_32k.ours == f"shape, student+softmax/4: {ratio:.3g}×"
     assert {each.context for each in paper_ratios()} == {512, 2048, 32768, 131072}
@@ -196,9 +210,16 @@ def test_papers_stand_next_to_our_hybrids(rows: list[EfficiencyRow]) -> None:
 
 def test_engines_stand_side_by_side(rows: list[EfficiencyRow]) -> None:
     other = row("teacher", 2048, engine="transformers", ttft_ms=spread(5.0), step_ms=spread(20.0))
-    view = cost_view_of([*rows, other], {})
-    assert view.engines == ["torch", "transformers"]
-    (line,) = view.side_by_side
-    assert (line.label, line.context) == ("shape, teacher", "2k")
-    assert line.cells == [(f"{2048**2 / 4000:,.1f}", "–"), ("5.0", "50")]
-    assert [line.cells[0][0] for line in view.crossovers] == ["from 4,000 (3,273 to 4,889)"]
+    table = engine_table([*rows, other], "torch")
+    assert table is not None
+    (cells,) = ([column.text(ALONE, row) for column in table.columns] for row in table.rows(ALONE))
+    assert [column.header for column in table.columns][2::2] == [
+        "torch, first token ms",
+        "transformers, first token ms",
+    ]
+    assert cells == ["shape, teacher", "2k", f"{2048**2 / 4000:,.1f}", "–", "5.0", "50"]
+    crossovers = crossover_table(rows)
+    assert crossovers is not None
+    assert [crossovers.columns[1].text(ALONE, pair) for pair in crossovers.rows(ALONE)] == [
+        "from 4,000 (3,273 to 4,889)"
+    ]
