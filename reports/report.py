@@ -1,9 +1,9 @@
 """The report: all rows, warnings and sidecar data that outputs are made of, computed once."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from evalsuite.foundation.taxonomy import PROTOCOLS
 from evalsuite.reports.analysis.averages import average_rows
@@ -60,6 +60,8 @@ from evalsuite.reports.records.sidecars import (
 )
 from evalsuite.reports.run import Benchmark, Checkpoint, read_environment
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
@@ -113,6 +115,16 @@ class Report:
     loss_curves: tuple[LossCurve, ...]
     environments: tuple[dict[str, Any], ...]
     warnings: tuple[str, ...]
+    _computed: dict[Callable[..., Any], Any] = field(
+        init=False, default_factory=dict, compare=False, repr=False
+    )
+
+    def of(self, compute: "Callable[[Report], T]") -> T:
+        """What a function makes of the report, computed once."""
+        if compute not in self._computed:
+            self._computed[compute] = compute(self)
+        found: T = self._computed[compute]
+        return found
 
     @property
     def checkpoints(self) -> tuple[CheckpointEntry, ...]:

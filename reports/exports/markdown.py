@@ -1,19 +1,22 @@
 """report.md: the report as GitHub-flavored Markdown, narrow enough for a pull request."""
 
-from evalsuite.foundation.taxonomy import PROTOCOLS
 from evalsuite.reports import formatting
 from evalsuite.reports.analysis.averages import order
 from evalsuite.reports.analysis.measures.recall import against_recovery
 from evalsuite.reports.analysis.scopes import ALL
+from evalsuite.reports.figures.figure import Values
 from evalsuite.reports.findings import (
     ablation_sentence,
-    answered_all,
     order_sentences,
     repeat_sentences,
     replicate_sentences,
 )
 from evalsuite.reports.markdown import escape, table
+from evalsuite.reports.measures.ablations import ABLATIONS, ablation_rows
+from evalsuite.reports.measures.gap import GAP
 from evalsuite.reports.measures.leaderboard import Entry, columns_of
+from evalsuite.reports.measures.papers import PAPERS
+from evalsuite.reports.measures.recall import context_views, recall_numbers
 from evalsuite.reports.report import Report
 
 
@@ -26,7 +29,6 @@ def report_markdown(report: Report) -> str:
     parts += _paper_comparison(report)
     parts += _gap(report)
     parts += _recall(report)
-    parts += _needles(report)
     parts += _variants(report)
     if report.warnings:
         parts.append("### Warnings\n\n" + "\n".join(f"- {escape(w)}" for w in report.warnings))
@@ -124,53 +126,21 @@ def _incomplete(report: Report) -> list[str]:
 def _paper_comparison(report: Report) -> list[str]:
     if not report.paper_comparison:
         return []
-    lines = [
-        [
-            f"**{escape(report.checkpoints[row.checkpoint].label)}**",
-            formatting.estimate(row.recovery),
-            formatting.percent(row.paper_recovery),
-            formatting.estimate(row.chance_normalized_recovery),
-            formatting.percent(row.paper_chance_normalized_recovery),
-        ]
-        for row in sorted(report.paper_comparison, key=lambda row: -(row.recovery.point or 0.0))
-    ]
-    names = list(dict.fromkeys(name for row in report.paper_comparison for name in row.benchmarks))
-    header = ["model", "ours %", "paper %", "ours, chance-normalized %", "paper, chance-normalized %"]
+    rows = sorted(report.paper_comparison, key=lambda row: -(row.recovery.point or 0.0))
+    names = list(dict.fromkeys(name for row in rows for name in row.benchmarks))
     title = f"### Comparison with {escape(report.paper_comparison[0].citation)}, on {', '.join(names)}"
     found = [escape(text) for order in report.paper_orders for text in order_sentences(report, order)]
-    return ["\n\n".join([title, table(header, lines), *found])]
+    return ["\n\n".join([title, PAPERS.of(rows).markdown(report), *found])]
 
 
 def _variants(report: Report) -> list[str]:
     parts = []
     for ablation in report.ablations:
-        lines = []
-        for member in ablation.members:
-            cells = [f"**{escape(report.checkpoints[member.checkpoint].label)}**"]
-            partner = (
-                formatting.NOTHING if member.partner is None else report.checkpoints[member.partner].label
-            )
-            cells.append(escape(partner))
-            for protocol in PROTOCOLS:
-                average = report.average(member.checkpoint, protocol)
-                complete = average is not None and answered_all(report, ablation, average)
-                cells.append(
-                    formatting.estimate(average.recovery) if average and complete else formatting.NOTHING
-                )
-                difference = member.differences.get(protocol)
-                cells.append(
-                    formatting.NOTHING
-                    if difference is None
-                    else f"{formatting.signed(100 * difference.point)} ({formatting.span(difference)})"
-                )
-            lines.append(cells)
-        columns = [f"recovery %, {formatting.PROTOCOL_TITLES[protocol]}" for protocol in PROTOCOLS]
-        points = "score difference, points"
-        header = ["model", "baseline", columns[0], points, columns[1], points]
         text = escape(ablation_sentence(report, ablation))
         title = f"#### {escape(ablation.base)}"
+        shown = ABLATIONS.of(ablation_rows(ablation)).markdown(report)
         seeds = [escape(sentence) for sentence in repeat_sentences(report, ablation)]
-        parts.append("\n\n".join([title, table(header, lines), text, *seeds]))
+        parts.append("\n\n".join([title, shown, text, *seeds]))
     return ["### Ablations\n\n" + "\n\n".join(parts)] if parts else []
 
 
@@ -178,26 +148,8 @@ def _gap(report: Report) -> list[str]:
     rows = [row for row in report.gaps if row.benchmark == ALL]
     if not rows:
         return []
-    lines = []
-    for row in rows:
-        explained = row.explained.get("any")
-        lines.append(
-            [
-                f"**{escape(report.checkpoints[row.checkpoint].label)}**",
-                formatting.signed(-100 * row.drop_loglikelihood.point),
-                formatting.signed(-100 * row.drop_generation.point),
-                f"{formatting.signed(100 * row.gap.point)} ({formatting.span(row.gap)})",
-                formatting.NOTHING if explained is None else formatting.signed(100 * explained),
-            ]
-        )
-    header = [
-        "model",
-        "log-likelihood, points",
-        "generation, points",
-        "gap, points",
-        "explained by extraction failures, truncation and loops",
-    ]
-    text = "### Log-likelihood vs. generation, on the same documents\n\n" + table(header, lines)
+    shown = GAP.of(rows).markdown(report)
+    text = f"### Log-likelihood vs. generation, on the same documents\n\n{shown}"
     if report.agreement is not None and report.agreement.pairs:
         agreement = report.agreement
         tau = "" if agreement.tau is None else f" (Kendall τ {formatting.plain(agreement.tau, 2)})"
@@ -209,53 +161,29 @@ def _gap(report: Report) -> list[str]:
 
 
 def _recall(report: Report) -> list[str]:
-    """The recall numbers over all contexts, one column each."""
-    kinds = {row.kind: row.number.title for row in report.recall}
+    """The recall numbers over all contexts, then the needles by context, as the page has them."""
+    numbers = report.of(recall_numbers)
+    parts = [] if numbers is None else [_values("model", numbers)]
     shown_against = next(iter(against_recovery(report.recall)), None)
-    parts = []
-    for protocol in report.protocols:
-        rows = [row for row in report.recall if row.protocol == protocol]
-        found = {(row.kind, row.checkpoint): row for row in rows if row.context is None}
-        for row in rows:  # a single context is its own mean
-            found.setdefault((row.kind, row.checkpoint), row)
-        shown = [kind for kind in kinds if any(row.kind == kind for row in rows)]
-        lines = []
-        for i, checkpoint in enumerate(report.checkpoints):
-            cells = [found.get((kind, i)) for kind in shown]
-            texts = [
-                formatting.NOTHING if each is None else formatting.estimate(each.score) for each in cells
-            ]
-            lines.append([escape(checkpoint.label), *texts])
-        if shown:
-            title = f"{formatting.PROTOCOL_TITLES[protocol]}, %"
-            parts.append(table([title, *(kinds[kind] for kind in shown)], lines))
     parts += [
         f"Spearman's ρ of recovery under log-likelihood and {shown_against.number.title} in "
         f"{formatting.tokens(row.context)} tokens: {formatting.plain(row.rho, 2)} over {row.count} students."
         for row in report.recall_correlations
         if row.students == "all" and shown_against is not None
     ]
-    return ["### Recall\n\n" + "\n\n".join(parts)] if parts else []
+    needles = [
+        _values(f"{figure.title}, % found", figure.table)
+        for figure in report.of(context_views)
+        if figure.table is not None
+    ]
+    return [
+        f"### {title}\n\n" + "\n\n".join(each)
+        for title, each in (("Recall", parts), ("Needles by context", needles))
+        if each
+    ]
 
 
-def _needles(report: Report) -> list[str]:
-    parts = []
-    for benchmark in report.benchmarks:
-        if not benchmark.contexts:
-            continue
-        for protocol in benchmark.protocols:
-            rows = [r for r in report.scores if r.benchmark == benchmark.name and r.protocol == protocol]
-            contexts = sorted({row.context for row in rows if row.context is not None})
-            if not contexts:
-                continue
-            found = {(row.checkpoint, row.context): formatting.percent(row.score.point, 0) for row in rows}
-            lines = [
-                [
-                    escape(checkpoint.label),
-                    *(found.get((i, context), formatting.NOTHING) for context in contexts),
-                ]
-                for i, checkpoint in enumerate(report.checkpoints)
-            ]
-            title = f"{escape(benchmark.title)}, {formatting.PROTOCOL_TITLES[protocol]}, % found"
-            parts.append(table([title, *(formatting.tokens(context) for context in contexts)], lines))
-    return ["### Needles by context\n\n" + "\n\n".join(parts)] if parts else []
+def _values(title: str, values: Values) -> str:
+    """Texts as a table, `title` in the place of the first header."""
+    rows = [[escape(text) for text in row] for row in values.rows]
+    return table([escape(title), *values.columns[1:]], rows)

@@ -3,7 +3,9 @@
 from evalsuite.reports import formatting
 from evalsuite.reports.analysis.averages import order
 from evalsuite.reports.analysis.scopes import ALL
+from evalsuite.reports.measures.gap import GAP
 from evalsuite.reports.measures.leaderboard import Entry, columns_of
+from evalsuite.reports.measures.recall import context_views
 from evalsuite.reports.report import Report
 from evalsuite.reports.table import aligned
 
@@ -23,15 +25,8 @@ def _recovery(report: Report, teacher: int) -> str:
     tables = [_table(report, teacher, protocol) for protocol in report.protocols]
     gaps = [r for r in report.gaps if r.benchmark == ALL and r.checkpoint in report.students(teacher)]
     if gaps:
-        lines = [["", "gap", "points", "95 % interval", "log-likelihood", "generation"]]
-        for row in sorted(gaps, key=lambda row: row.gap.point):
-            label = report.checkpoints[row.checkpoint].label
-            loglikelihood, generation = (
-                formatting.signed(-100 * drop.point) for drop in (row.drop_loglikelihood, row.drop_generation)
-            )
-            gap = formatting.signed(100 * row.gap.point)
-            lines.append(["", label, gap, formatting.span(row.gap), loglikelihood, generation])
-        tables.append(aligned(lines))
+        in_order = sorted(gaps, key=lambda row: row.gap.point)
+        tables.append(GAP.of(in_order).terminal(report))
     return "\n\n".join(table for table in tables if table)
 
 
@@ -94,21 +89,8 @@ def _score(values: list[float] | None, direction: str) -> str:
 
 
 def _needles(report: Report) -> str:
-    tables = []
-    for benchmark in report.benchmarks:
-        rows = [r for r in report.scores if r.benchmark == benchmark.name and r.context is not None]
-        for protocol in dict.fromkeys(row.protocol for row in rows):
-            found = {(r.checkpoint, r.context): r.score.point for r in rows if r.protocol == protocol}
-            contexts = sorted({context for _, context in found if context is not None})
-            title = f"{benchmark.title}, {formatting.PROTOCOL_TITLES[protocol]}"
-            lines = [["", title, *(formatting.tokens(context) for context in contexts)]]
-            for i, checkpoint in enumerate(report.checkpoints):
-                cells = [
-                    formatting.coverage(each.documents, each.planned)
-                    if (each := report.tensor.unmeasured(i, (benchmark.name, protocol, context)))
-                    else formatting.percent(found.get((i, context)), 0)
-                    for context in contexts
-                ]
-                lines.append(["", checkpoint.label, *cells])
-            tables.append(aligned(lines))
-    return "\n\n".join(tables)
+    return "\n\n".join(
+        aligned([(figure.title, *figure.table.columns[1:]), *figure.table.rows])
+        for figure in report.of(context_views)
+        if figure.table is not None
+    )

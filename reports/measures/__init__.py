@@ -29,7 +29,7 @@ def computed(report: Report) -> tuple[list[Table[Any]], list[str]]:
         for table in MEASURES[name].tables:
             origin = MEASURES.origin(name)
             if table is LEADERBOARD:
-                wider, left_out = leaderboard(report)
+                wider, left_out = report.of(leaderboard)
                 found[table.name] = _with_rows(wider, report)
                 problems += left_out
             elif origin == "evalsuite":

@@ -117,7 +117,7 @@ def measured(report: Report) -> list[EfficiencyRow]:
 EFFICIENCY: Table[EfficiencyRow] = Table(
     name="efficiency",
     title="Cost",
-    rows=measured,
+    rows=lambda report: report.of(measured),
     columns=(
         Column("schema", value=lambda report, row: row.schema_, outputs=CSV),
         Column("label", "model", unit="text"),
@@ -194,7 +194,7 @@ def _of_pair(name: str, value: Callable[[Pairing], str]) -> Column[RatioRow]:
 CROSSOVERS: Table[RatioRow] = Table(
     name="crossovers",
     title="Crossovers",
-    rows=lambda report: ratio_rows(measured(report)),
+    rows=lambda report: ratio_rows(report.of(measured)),
     columns=(
         _of_pair("student", lambda pair: pair.student.label),
         _of_pair("teacher", lambda pair: pair.teacher.label),
@@ -221,7 +221,7 @@ MEASURES.add("efficiency", Measure(tables=(EFFICIENCY, CROSSOVERS)))
 @section("cost", "Efficiency", order=70)
 def cost_section(report: Report) -> list[Block]:
     """Crossovers, figures and table."""
-    rows = measured(report)
+    rows = report.of(measured)
     return cost_blocks(rows, _pareto(report, settings(rows)[0])) if rows else []
 
 

@@ -19,7 +19,7 @@ from evalsuite.reports.measure import MEASURES, Measure
 from evalsuite.reports.measures.paper_tables import paper_gap_sentence
 from evalsuite.reports.report import Report
 from evalsuite.reports.section import section
-from evalsuite.reports.table import Column, Table, Value, label_column, teacher_column, weights_column
+from evalsuite.reports.table import CSV, Column, Table, Value, label_column, teacher_column, weights_column
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,6 +298,12 @@ def _explained(outcome: str, report: Report, row: GapRow) -> Value:
     return row.explained[outcome]
 
 
+def _change(protocol: str, report: Report, row: GapRow) -> str:
+    """Student − teacher."""
+    drop = row.drop_loglikelihood if protocol == "loglikelihood" else row.drop_generation
+    return formatting.signed(-100 * drop.point)
+
+
 def _level(who: str, protocol: str, report: Report, row: GapRow) -> Value:
     return (row.loglikelihood if protocol == "loglikelihood" else row.generation)[who]
 
@@ -305,11 +311,13 @@ def _level(who: str, protocol: str, report: Report, row: GapRow) -> Value:
 def _columns_of(who: str) -> Iterator[Column[GapRow]]:
     """Scores, documents correct and outcomes of the teacher or the student."""
     for protocol in ("loglikelihood", "generation"):
-        yield Column(f"{who}_{protocol}", value=partial(_level, who, protocol), unit="percent")
+        value = partial(_level, who, protocol)
+        yield Column(f"{who}_{protocol}", value=value, unit="percent", outputs=CSV)
     for at, name in enumerate(CORRECT):
-        yield Column(f"{who}_{name}", value=partial(_right, who, at))
+        yield Column(f"{who}_{name}", value=partial(_right, who, at), outputs=CSV)
     for outcome in OUTCOMES:
-        yield Column(f"{who}_share_{outcome}", value=partial(_share, who, outcome), unit="percent")
+        value = partial(_share, who, outcome)
+        yield Column(f"{who}_share_{outcome}", value=value, unit="percent", outputs=CSV)
 
 
 GAP: Table[GapRow] = Table(
@@ -321,17 +329,32 @@ GAP: Table[GapRow] = Table(
         label_column(),
         weights_column(),
         teacher_column(),
-        Column("benchmark", unit="text"),
-        Column("context"),
-        Column("documents"),
+        Column("benchmark", unit="text", outputs=CSV),
+        Column("context", outputs=CSV),
+        Column("documents", outputs=CSV),
         Column("gap", kind="interval", unit="points"),
-        Column("drop_loglikelihood", kind="interval", unit="points"),
-        Column("drop_generation", kind="interval", unit="points"),
+        *(
+            Column(
+                f"drop_{protocol}",
+                formatting.PROTOCOL_TITLES[protocol],
+                kind="interval",
+                unit="points",
+                show=partial(_change, protocol),
+            )
+            for protocol in PROTOCOLS
+        ),
         *_columns_of("teacher"),
         *_columns_of("student"),
         *(
-            Column(f"explained_{name}", value=partial(_explained, name), unit="points")
-            for name in (*FAILURES, "any")
+            Column(f"explained_{name}", value=partial(_explained, name), unit="points", outputs=CSV)
+            for name in FAILURES
+        ),
+        Column(
+            "explained_any",
+            "explained by extraction failures, truncation and loops",
+            value=partial(_explained, "any"),
+            unit="points",
+            outputs=("csv", "markdown"),
         ),
     ),
 )

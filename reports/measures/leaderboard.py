@@ -402,7 +402,7 @@ def leaderboard(report: Report) -> tuple[Table[Entry], list[str]]:
 
 def columns_of(report: Report, output: Output) -> dict[str, Column[Entry]]:
     """The columns of an output by name, in order."""
-    return {column.name: column for column in leaderboard(report)[0].columns_of(output)}
+    return {column.name: column for column in report.of(leaderboard)[0].columns_of(output)}
 
 
 MEASURES.add("leaderboard", Measure(tables=(LEADERBOARD,)))

@@ -197,7 +197,7 @@ def _task_view(report: Report, name: str, title: str) -> Figure | None:
     )
 
 
-def _numbers(report: Report) -> Values | None:
+def recall_numbers(report: Report) -> Values | None:
     """Means over the contexts; three numbers, because one would hide which kind of recall is lost."""
     rows = {
         (row.checkpoint, row.kind, row.protocol): row
@@ -279,11 +279,11 @@ def _estimate(pair: tuple[Estimate, Estimate] | None, at: int) -> str:
 @section("recall", "Recall", order=40)
 def recall_section(report: Report) -> list[Block]:
     """Recall by context and by task; nothing without either."""
-    by_context, by_task = context_views(report), task_views(report)
+    by_context, by_task = report.of(context_views), task_views(report)
     blocks: list[Block] = []
     if not by_context and not by_task:
         return blocks
-    if numbers := _numbers(report):
+    if numbers := report.of(recall_numbers):
         blocks += [Text(NUMBERS), Texts(numbers, "Recall")]
     blocks += charts([_against_recovery(report)])
     if by_context:
