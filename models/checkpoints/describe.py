@@ -19,7 +19,7 @@ def describe(path: str | Path) -> str:
     Raises:
         CheckpointError: as `load_checkpoint`; the weights are not read into memory.
     """
-    info = describe_checkpoint(path)
+    info = describe_checkpoint(path, with_tokenizer=False)
     try:
         cost = ModelCost.of(info.config)
         counted = {
@@ -42,7 +42,7 @@ def describe(path: str | Path) -> str:
         f"  path        {info.path}",
         f"  weights_id  {info.weights_id}",
         f"  model       {model} teacher, {cost.config.num_hidden_layers} layers",
-        f"  vocabulary  {cost.config.vocab_size:,} embeddings, {len(info.tokenizer):,} tokens",
+        f"  vocabulary  {cost.config.vocab_size:,} embeddings, {info.tokens:,} tokens",
         *(f"  {name:<12}{text}" for name, text in counted.items()),
     ]
     if info.lineage:

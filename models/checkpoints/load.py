@@ -1,13 +1,12 @@
 """Loading and describing checkpoints from a hub id, a folder or a GGUF file."""
 
-import functools
 import inspect
 import logging
 import math
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +53,9 @@ class CheckpointInfo:
     path: str
     config: PreTrainedConfig
     tokenizer: Any
+    """None if described without."""
+    tokens: int
+    """Tokens of its vocabulary."""
     weights_id: str
     parameters: int
     lineage: dict[str, Any] = field(default_factory=dict)
@@ -120,7 +122,8 @@ def load_checkpoint(
         for owner, name in ((model.config, "quantization_config"), (model, "hf_quantizer")):
             if hasattr(owner, name):
                 delattr(owner, name)
-    _check_tokenizer(location.source, tokenizer, model.get_input_embeddings().weight.shape[0])
+    highest = max(tokenizer.get_vocab().values(), default=-1)
+    _check_tokenizer(location.source, highest, model.get_input_embeddings().weight.shape[0])
     if as_decoder and remote_code_hash(model) is None:
         from evalsuite.models.decoder.build import to_decoder
 
@@ -156,18 +159,33 @@ def without_progress_bars() -> Iterator[None]:
             transformers_logging.enable_progress_bar()
 
 
-def describe_checkpoint(path: str | Path, *, trust_remote_code: bool = False) -> CheckpointInfo:
-    """Describe a checkpoint without loading its weights. Raises CheckpointError as `load_checkpoint`."""
+def describe_checkpoint(
+    path: str | Path, *, trust_remote_code: bool = False, with_tokenizer: bool = True
+) -> CheckpointInfo:
+    """Describe a checkpoint without loading its weights.
+
+    Args:
+        with_tokenizer: false does without the tokenizer of a GGUF file, whose merges take seconds to derive.
+
+    Raises:
+        CheckpointError: as `load_checkpoint`.
+    """
     with _opened(path) as location:
         config = _load(AutoConfig, location, trust_remote_code)
-        tokenizer = _load(AutoTokenizer, location, trust_remote_code)
+        if location.header is not None and not with_tokenizer:
+            tokenizer, tokens = None, location.header.num_tokens
+            highest = tokens - 1
+        else:
+            tokenizer = _load(AutoTokenizer, location, trust_remote_code)
+            tokens, highest = len(tokenizer), max(tokenizer.get_vocab().values(), default=-1)
         parameters = _parameters(location)
-    _check_tokenizer(location.source, tokenizer, config.get_text_config().vocab_size)
+    _check_tokenizer(location.source, highest, config.get_text_config().vocab_size)
     return CheckpointInfo(
         label=_label(location),
         path=str(path),
         config=config,
         tokenizer=tokenizer,
+        tokens=tokens,
         weights_id=weights_id(location.path),
         parameters=parameters,
         lineage=_lineage(location),
@@ -201,11 +219,7 @@ def training_file(folder: Path) -> Path | None:
 
 @contextmanager
 def _opened(path: str | Path) -> Iterator[Location]:
-    """Locate and check a checkpoint; within this context the header of a GGUF file is parsed only once.
-
-    transformers parses it for the config, the tokenizer and the weights, which takes seconds each time (every
-    token of the vocabulary is a field), and builds gguf's table of tensor names once per module of the model.
-    """
+    """Locate and check a checkpoint; within this context the header of a GGUF file is parsed only once."""
     location = locate(str(path))
     if location.gguf is None:
         # What transformers would trip over later, without a word about the file.
@@ -219,14 +233,11 @@ def _opened(path: str | Path) -> Iterator[Location]:
         stored_tensors(location.folder)
         yield location
         return
-    import gguf
+    # gguf takes a while to import, and most checkpoints are folders.
+    from evalsuite.models.checkpoints.gguf_header import header_parsed_once
 
-    reader, name_map = gguf.GGUFReader, gguf.get_tensor_name_map
-    vars(gguf).update(GGUFReader=functools.cache(reader), get_tensor_name_map=functools.cache(name_map))
-    try:
-        yield location
-    finally:
-        vars(gguf).update(GGUFReader=reader, get_tensor_name_map=name_map)
+    with header_parsed_once(str(location.path)) as header:
+        yield replace(location, header=header)
 
 
 def _load(kind: Any, location: Location, trust_remote_code: bool, **arguments: Any) -> Any:
@@ -261,9 +272,8 @@ _FILES = {
 """What `_load` reads."""
 
 
-def _check_tokenizer(source: str, tokenizer: Any, rows: int) -> None:
+def _check_tokenizer(source: str, highest: int, rows: int) -> None:
     """Require an embedding for every token id; embeddings may be padded beyond the vocabulary."""
-    highest = max(tokenizer.get_vocab().values(), default=-1)
     if highest >= rows:
         raise CheckpointError(
             f"{source}: the tokenizer has token id {highest}, but the model has only {rows} embeddings; "
@@ -272,11 +282,9 @@ def _check_tokenizer(source: str, tokenizer: Any, rows: int) -> None:
 
 
 def _parameters(location: Location) -> int:
-    if location.gguf is None:
-        return sum(math.prod(tensor.shape) for tensor in stored_tensors(location.folder))
-    from gguf import GGUFReader
-
-    return int(sum(int(tensor.n_elements) for tensor in GGUFReader(location.path).tensors))
+    if location.header is not None:
+        return sum(int(tensor.n_elements) for tensor in location.header.tensors)
+    return sum(math.prod(tensor.shape) for tensor in stored_tensors(location.folder))
 
 
 def _lineage(location: Location) -> dict[str, Any]:

@@ -2,8 +2,9 @@
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from evalsuite.foundation import CheckpointError
 
@@ -28,6 +29,8 @@ class Location:
     source: str
     folder: Path
     gguf: str | None = None
+    header: Any = field(default=None, compare=False)
+    """The `HeaderReader` of an opened GGUF file."""
 
     @property
     def revision(self) -> str | None:

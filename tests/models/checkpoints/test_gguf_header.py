@@ -1,0 +1,71 @@
+"""Headers of GGUF files: as gguf's own reader has them, once, and refused by name where they are damaged."""
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from transformers import modeling_gguf_pytorch_utils
+
+from evalsuite.foundation import CheckpointError
+from evalsuite.models import describe_checkpoint
+from evalsuite.models.checkpoints.gguf_header import HeaderReader, header_parsed_once
+
+TOKENS = ["<unk>", "", "naïve", "漢字", "a b"]
+
+
+@pytest.fixture(params=[gguf.GGUFEndian.LITTLE, gguf.GGUFEndian.BIG])
+def file(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A file with values of every kind."""
+    path = tmp_path / "model.gguf"
+    writer = gguf.GGUFWriter(path, "gemma3", endianess=request.param)
+    writer.add_context_length(64)
+    writer.add_float32("a.float", 0.1)
+    writer.add_bool("a.bool", True)
+    writer.add_string("a.string", "é")
+    writer.add_array("a.floats", [0.5, -1.25])
+    writer.add_array("a.integers", [3, -4, 5])
+    writer.add_array("a.bools", [True, False])
+    writer.add_token_list(TOKENS)
+    writer.add_tensor("token_embd.weight", np.zeros((5, 8), dtype=np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def contents(reader: gguf.GGUFReader) -> dict[str, Any]:
+    values = {
+        name: ([bytes(field.parts[index]) for index in field.data], field.types)
+        for name, field in reader.fields.items()
+    }
+    tensors = {each.name: (tuple(each.shape), each.data_offset) for each in reader.tensors}
+    return values | {"tensors": tensors}
+
+
+def test_values_are_those_of_ggufs_reader(file: Path) -> None:
+    assert contents(HeaderReader(file)) == contents(gguf.GGUFReader(file))
+    assert HeaderReader(file).num_tokens == len(TOKENS)
+
+
+def test_a_header_is_parsed_once_and_the_packages_are_as_before(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = []
+    monkeypatch.setattr(HeaderReader, "__init__", lambda self, path: opened.append(path))
+    before = gguf.GGUFReader, gguf.get_tensor_name_map, modeling_gguf_pytorch_utils.load_gguf_checkpoint
+    with header_parsed_once(str(file)) as header:
+        assert gguf.GGUFReader(str(file)) is header
+    after = gguf.GGUFReader, gguf.get_tensor_name_map, modeling_gguf_pytorch_utils.load_gguf_checkpoint
+    assert opened == [str(file)]
+    assert after == before
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+def test_a_truncated_header_is_refused_by_name(file: Path, share: float) -> None:
+    whole = file.read_bytes()
+    file.write_bytes(whole[: int(len(whole) * share)])
+    with pytest.raises(CheckpointError, match=r"model\.gguf: its header cannot be read"):
+        describe_checkpoint(file)
