@@ -15,6 +15,7 @@ import pytest
 
 from evalsuite.foundation.taxonomy import RecallNumber
 from evalsuite.reports.records.schema import ScoreRow
+from evalsuite.reports.report import Report, build_report
 from evalsuite.reports.run import (
     Benchmark,
     Checkpoint,
@@ -320,3 +321,9 @@ def small_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
             ),
         ],
     )
+
+
+@pytest.fixture(scope="session")
+def report(small_run: Path) -> Report:
+    """The report of the small run; nothing changes it."""
+    return build_report([small_run])

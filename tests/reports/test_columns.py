@@ -3,7 +3,6 @@
 import csv
 import dataclasses
 import io
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +12,7 @@ from evalsuite.reports.exports.terminal import leaderboard_text
 from evalsuite.reports.measure import MEASURES, Measure
 from evalsuite.reports.measures.leaderboard import COLUMNS, LEADERBOARD, Entry, columns_of, leaderboard
 from evalsuite.reports.measures.scores import SCORES
-from evalsuite.reports.report import Report, build_report
+from evalsuite.reports.report import Report
 from evalsuite.reports.statistics.intervals import Interval
 from evalsuite.reports.table import Column
 
@@ -46,11 +45,6 @@ OLD = [
     "missing",
     "documents",
 ]
-
-
-@pytest.fixture(scope="module")
-def report(small_run: Path) -> Report:
-    return build_report([small_run])
 
 
 def rows_of(text: str) -> list[dict[str, str]]:

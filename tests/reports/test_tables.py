@@ -1,7 +1,11 @@
 """Declared tables: one declaration reaches every output, and what is wrong is refused by name."""
 
+import csv
+import io
 import json
+from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -10,16 +14,15 @@ import pytest
 from evalsuite.api import load_run
 from evalsuite.foundation import ConfigError
 from evalsuite.reports import compare
+from evalsuite.reports.analysis.bootstrap_sample import Estimate
 from evalsuite.reports.exports.report_json import report_json
 from evalsuite.reports.measure import MEASURES, Measure
+from evalsuite.reports.measures.gap import gap_view
 from evalsuite.reports.measures.pairs import PAIRS
-from evalsuite.reports.report import Report, build_report
+from evalsuite.reports.page.tables import head
+from evalsuite.reports.report import Report
+from evalsuite.reports.statistics.intervals import Interval
 from evalsuite.reports.table import Column, Table
-
-
-@pytest.fixture(scope="module")
-def report(small_run: Path) -> Report:
-    return build_report([small_run])
 
 
 def test_a_column_that_is_declared_twice_is_refused() -> None:
@@ -65,6 +68,53 @@ def test_pairs_reach_every_output(small_run: Path, report: Report, tmp_path: Pat
         assert f'<td class="r">{shown["mde"]}</td></tr>' in page
     assert len(json.loads((folder / "report.json").read_text())["pairs"]) == len(report.pairs)
     assert "pairs.csv" in page.rpartition("<footer>")[2]
+
+
+def test_every_column_is_the_field_that_it_names(report: Report) -> None:
+    named = set()
+    for measure in (MEASURES[name] for name in MEASURES if name != "leaderboard"):
+        for table in measure.tables:
+            for row, column in product(table.rows(report), table.columns):
+                field = getattr(row, column.name, None)
+                kinds = str if column.unit == "text" else int | float | Interval | Estimate
+                if isinstance(field, kinds):
+                    assert column.of(report, row) == field, (table.name, column.name)
+                    named.add((table.name, column.name))
+    assert named >= {("gap", "drop_generation"), ("gap", "drop_loglikelihood"), ("pairs", "difference")}
+
+
+@pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1"])
+def test_a_csv_holds_no_formula(report: Report, text: str) -> None:
+    columns: tuple[Column[Any], ...] = (Column("label", unit="text"),)
+    table = Table(name="mine", title="Mine", rows=lambda _: [SimpleNamespace(label=text)], columns=columns)
+    assert [*csv.reader(io.StringIO(table.csv(report), newline=""))] == [["label"], [f"'{text}"]]
+
+
+def test_a_page_sorts_the_best_first() -> None:
+    first = [head(Column("kl", better=better)).first for better in ("lower", "higher", None)]
+    assert first == ["ascending", "descending", ""]
+
+
+def test_the_gap_section_opens_at_the_largest_gap(report: Report) -> None:
+    view = gap_view(report)
+    assert view is not None
+    totals = {row.checkpoint: row.gap.point for row in report.gaps if row.benchmark == "all"}
+    assert totals[view.chosen] == max(totals.values()) > min(totals.values())
+
+
+def test_the_map_of_pairs_is_read_row_minus_column(report: Report) -> None:
+    row = next(row for row in report.pairs if row.wins != row.losses)
+    figure = PAIRS.figures(report)[report.protocols.index(row.protocol)]
+    trace = json.loads(figure.data)["data"][0]
+    first, second = (report.checkpoints[i].label for i in (row.first, row.second))
+    ties = row.documents - row.wins - row.losses
+    for one, other, sign, counts in (
+        (first, second, 1, [row.wins, row.losses, ties]),
+        (second, first, -1, [row.losses, row.wins, ties]),
+    ):
+        i, j = trace["y"].index(one), trace["x"].index(other)
+        assert trace["z"][i][j] == pytest.approx(sign * 100 * row.difference.point, abs=0.01)
+        assert trace["customdata"][i][j][-3:] == counts
 
 
 def test_a_table_that_is_unknown_is_refused(small_run: Path) -> None:

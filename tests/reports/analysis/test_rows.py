@@ -114,12 +114,6 @@ def test_group_counts_as_one_benchmark(synthetic: SimpleNamespace, tmp_path: Pat
     assert weights_of(stated) == pytest.approx([0.5, 0.375, 0.125])
 
 
-@pytest.fixture(scope="module")
-def report(small_run: Path) -> Any:
-    """The report of the small run."""
-    return build_report([small_run])
-
-
 def test_averages_and_ranks(report: Any) -> None:
     strong, weak = (report.average(i, "generation") for i in (1, 2))
     assert (strong.rank, strong.rank_low, strong.rank_high) == (1, 1, 1)

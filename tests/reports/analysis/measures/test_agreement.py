@@ -46,11 +46,6 @@ def counted(run: Path, benchmark: str, protocol: str, student: str) -> dict[str,
     }
 
 
-@pytest.fixture(scope="module")
-def report(small_run: Path) -> Report:
-    return build_report([small_run])
-
-
 @pytest.mark.parametrize("protocol", ["loglikelihood", "generation"])
 def test_benchmarks_match_counts_by_hand(small_run: Path, report: Report, protocol: str) -> None:
     for label in ("strong", "weak"):

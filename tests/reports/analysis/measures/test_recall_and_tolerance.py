@@ -11,7 +11,7 @@ from evalsuite.reports.analysis.bootstrap_sample import Estimate
 from evalsuite.reports.analysis.measures.recall import recall_correlations
 from evalsuite.reports.analysis.measures.tolerance import critical, shortfall
 from evalsuite.reports.exports.markdown import report_markdown
-from evalsuite.reports.report import build_report
+from evalsuite.reports.report import Report, build_report
 from evalsuite.reports.statistics.intervals import Interval
 from evalsuite.tasks.benchmark import load_benchmark
 from evalsuite.tasks.recall import recall_numbers
@@ -86,8 +86,7 @@ def test_shortfall_and_critical_tolerance() -> None:
     assert critical(columns, np.array([0.7, 0.1, 0.1, 0.1]), 0.5) == pytest.approx([0.5, 0.1])
 
 
-def test_curve_counts_benchmarks_within_alpha(small_run: Path) -> None:
-    report = build_report([small_run])
+def test_curve_counts_benchmarks_within_alpha(report: Report) -> None:
     row = report.tolerance(2, "loglikelihood")
     scores = {
         (r.checkpoint, r.benchmark): r.score.point
