@@ -5,6 +5,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -16,6 +17,7 @@ from huggingface_hub.repocard_data import model_index_to_eval_results
 from evalsuite.foundation import ConfigError, DataError
 from evalsuite.foundation.model_card import read_card
 from evalsuite.reports import RunSelection
+from evalsuite.reports.exports.every_eval_ever import _record
 from evalsuite.reports.exports.formats import export
 from evalsuite.reports.imports import import_logs
 from evalsuite.reports.records.distances import write_distances
@@ -294,6 +296,14 @@ def test_records_follow_the_schema(run: Path, tmp_path: Path) -> None:
             assert record["input"]["raw"] == ""
             assert all(isinstance(each, str) for each in record["metadata"].values())
             assert isinstance(record["evaluation"]["is_correct"], bool)
+
+
+@pytest.mark.parametrize(("score", "is_correct"), [(1.0, True), (0.5, False), (0.0, False)])
+def test_a_record_is_correct_with_a_full_score_alone(score: float, is_correct: bool) -> None:
+    row = dict.fromkeys(("doc_id", "prompt_hash", "outcome", "error"), "") | {"seed": 0, "detail": {}}
+    row |= {"values": {"f1": score}, "choices": {}}
+    each: Any = SimpleNamespace(how=SimpleNamespace(metric="f1"), row=SimpleNamespace(protocol="generation"))
+    assert _record(row, each)["evaluation"] == {"score": score, "is_correct": is_correct}
 
 
 def test_what_is_exported_can_be_imported(run: Path, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from evalsuite.reports.gate.decide import decide
 from evalsuite.reports.gate.measurement import Measurement
 from evalsuite.reports.run import read_manifest
 from evalsuite.reports.statistics.contrasts import Contrast
-from tests.reports.score_edits import edit_rows
+from tests.reports.score_edits import all_rows, edit_rows
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 EXAMPLES = Path(__file__).parents[3] / "reports" / "examples"
@@ -268,6 +268,26 @@ def simulated_measurements(
         Measurement(Contrast(float(p), p + each, 1e9, deviation**2), 1000, ())
         for p, each in zip(points, draws, strict=True)
     ]
+
+
+def test_an_interval_that_touches_its_threshold_passes() -> None:
+    exact = Measurement(Contrast(0.9, np.full(4000, 0.9), 1e9, 0.0), 1000, ())
+    assert [each.outcome for each in decide([exact, exact], [0.9, 0.9], [True, False])] == ["pass", "pass"]
+
+
+def test_a_gap_names_documents_that_generation_alone_has_wrong(small_run: Path) -> None:
+    verdict = run_gate([small_run], policy({"metric": "gap", "max": 1, "benchmark": "arc_easy"}))
+    (result,) = (each for each in verdict.results if each.checkpoint == "weak")
+    scores = {
+        protocol: {
+            f"arc_easy/{row['doc_id']}": row["values"]["acc"]
+            for row in all_rows(small_run, "arc_easy", protocol)
+            if row["checkpoint"] == "weak"
+        }
+        for protocol in ("loglikelihood", "generation")
+    }
+    assert result.outcome == "regression"
+    assert {(scores["loglikelihood"][d], scores["generation"][d]) for d in result.look_at} == {(1.0, 0.0)}
 
 
 @pytest.mark.long

@@ -118,21 +118,6 @@ def test_bits_of_the_published_distances() -> None:
     assert equivalent_bits(np.array([scale[5]]), scale) == pytest.approx([5])
 
 
-@pytest.mark.parametrize("text", ["held-out", "WikiText"])
-@pytest.mark.parametrize("kind", ["positions", "token_class"])
-def test_published_table_is_that_of_the_published_texts(text: str, kind: str) -> None:
-    table = pd.read_csv(RESULTS / "distances.csv").set_index(["text", "model"])
-    sums = pd.read_parquet(RESULTS / "text.parquet").astype({"tokens": int, "agreement": int, "kl": float})
-    sums = sums[(sums["source"] == "wikitext") == (text == "WikiText")]
-    found = sums.groupby(["model", kind], observed=True)[["tokens", "agreement", "kl"]].sum()
-    published = [key for key in found.index if (f"{text} {key[1]}", key[0]) in table.index]
-    assert len(published) == (0 if (text, kind) == ("WikiText", "token_class") else len(found))
-    for model, group in published:
-        row, expected = table.loc[(f"{text} {group}", model)], found.loc[(model, group)]
-        assert row["kl"] == pytest.approx(expected["kl"] / expected["tokens"], abs=2e-6)
-        assert row["agreement"] == pytest.approx(100 * expected["agreement"] / expected["tokens"], abs=1e-3)
-
-
 def test_a_scale_without_order_or_marks_gives_no_bits() -> None:
     assert equivalent_bits(np.array(1.0), {8: 0.1}) == "the yardstick has fewer than two marks"
     assert "does not grow" in equivalent_bits(np.array(1.0), {8: 0.3, 4: 0.2})
