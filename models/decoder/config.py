@@ -76,7 +76,7 @@ class StudentConfig(PreTrainedConfig):
         known = frozenset() if base is None else teacher_fields(base.model_type)
         changed = {name: kwargs.pop(name) for name in known & kwargs.keys()}
         super().__init__(**kwargs)
-        self._given = dict(teacher or {})
+        self._given = deepcopy(teacher or {})
         self.mixers = list(mixers or [])
         self.mixer_options = {name: dict(values) for name, values in (mixer_options or {}).items()}
         self.schema = schema
@@ -193,6 +193,12 @@ class StudentConfig(PreTrainedConfig):
     def register_for_auto_class(cls, auto_class: Any = "AutoConfig") -> None:
         """Do nothing: transformers would copy our source files into every folder saved afterwards."""
 
+    def validate(self) -> None:
+        """Check the fields of `base` by its own `layer_types`: by a student's, transformers takes rotary
+        settings per kind of layer for those of one kind, and completes them."""
+        if (base := self.__dict__.get("base")) is not None:
+            base.validate()
+
     def to_dict(self) -> dict[str, Any]:
         """The fields to save: those of a teacher's own config, or a student's with `base` as `teacher`."""
         if self.is_teacher:
@@ -231,4 +237,5 @@ def base_config(teacher: dict[str, Any]) -> PreTrainedConfig:
         ConfigError: an unsupported architecture.
     """
     family_of(teacher.get("model_type", ""))
-    return AutoConfig.for_model(**teacher)
+    # Nested settings would be shared with, and changed by, the config that is made of them.
+    return AutoConfig.for_model(**deepcopy(teacher))

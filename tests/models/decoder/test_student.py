@@ -138,6 +138,24 @@ def test_softmax_layers_can_start_from_random_projections(
         assert torch.equal(mine.mlp.up_proj.weight, original.mlp.up_proj.weight)
 
 
+@pytest.mark.parametrize("family", ["gemma3_text", "llama"])
+def test_saving_leaves_the_teachers_settings_as_they_are(
+    make_teacher: Make, tmp_path: Path, family: str
+) -> None:
+    teacher = make_teacher(family)
+    layers = teacher.config.num_hidden_layers
+    before = copy.deepcopy(teacher.config.to_dict())
+    given = copy.deepcopy(before)
+    student = build_student(teacher, ["kda"] * layers)
+    for _ in range(2):
+        student.save_pretrained(tmp_path)
+    config = StudentConfig(given, ["kda"] * layers)
+    config.base.rope_parameters["rope_type"] = "of another"
+    assert given == before
+    assert student.config.base.rope_parameters == before["rope_parameters"]
+    assert StudentConfig.from_pretrained(tmp_path).teacher["rope_parameters"] == before["rope_parameters"]
+
+
 @pytest.mark.parametrize("name", [*sorted(MIXERS), *PRESETS])
 @both_widths
 @torch.no_grad()
