@@ -58,7 +58,7 @@ from evalsuite.reports.records.sidecars import (
     read_doctor,
     read_selections,
 )
-from evalsuite.reports.run import Benchmark, Checkpoint, read_environment
+from evalsuite.reports.run import Benchmark, Checkpoint, read_facts
 
 T = TypeVar("T")
 
@@ -296,7 +296,7 @@ def build_report(runs: Sequence[Path], selection: RunSelection | None = None) ->
         selections=tuple(read_selections(runs)),
         ablations=tuple(ablations_of(tensor, pairs, gaps)),
         loss_curves=tuple(read_loss_curves(runs, _labels(tensor.merged))),
-        environments=tuple(read_environment(run) for run in runs),
+        environments=tuple(read_facts(run) for run in runs),
         warnings=report_warnings(tensor, averages, drops, gaps, informative, doctor),
     )
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from evalsuite.foundation import DataError, RunFolderError, read_json, write_json
-from evalsuite.foundation.context_limits import ContextLimit
+from evalsuite.foundation.context_limits import ContextLimit, context_name
 from evalsuite.foundation.taxonomy import Category, Protocol, RecallNumber
 from evalsuite.foundation.typed import from_json, to_json
 
@@ -187,6 +187,30 @@ class DivergedStudent:
         return f"diverged in training ({place}: {self.reason})"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Engine:
+    """What computed the responses of a checkpoint."""
+
+    engine: str
+    fingerprint: str
+    """Names its response logs."""
+    max_length: int
+    """Longest prompt that it reads, in tokens."""
+    versions: dict[str, Any] = field(default_factory=dict)
+    """What the fingerprint covers: device, dtype and packages."""
+    batch_limits: dict[str, Any] | None = None
+    """Of the first call, so that responses do not depend on the memory that is free when a run is resumed."""
+    notice: str | None = None
+    """What to know about it, such as why it is a slower one."""
+
+    def __post_init__(self) -> None:
+        _require(
+            re.fullmatch(r"[A-Za-z0-9_-]{1,128}", self.fingerprint) is not None,
+            f"'fingerprint' = {self.fingerprint!r}: letters, digits, _ and - only",
+        )
+        _require(self.max_length >= 0, f"'max_length' = {self.max_length}: at least 0")
+
+
 def still_diverged(
     notes: Iterable[DivergedStudent],
     checkpoints: Sequence[Checkpoint],
@@ -251,6 +275,16 @@ class Manifest:
     config: dict[str, Any] = field(default_factory=dict)
     """The resolved suite: runs with equal ones have equal requests. Empty for imported logs and published
     samples, which have none."""
+    data: str | None = None
+    """Where the documents come from; None for imported logs and published samples."""
+    documents: dict[str, str] = field(default_factory=dict)
+    """Benchmark → hash of its documents, equal for runs on the same ones."""
+    left_out: dict[str, str] = field(default_factory=dict)
+    """Benchmarks of the suite, or single contexts of them (``niah_single_1@16384``), left out → why."""
+    partial: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """Benchmarks with incomplete data → documents available, documents published."""
+    engines: dict[str, Engine] = field(default_factory=dict)
+    """weights_id → what computed its responses."""
     diverged: tuple[DivergedStudent, ...] = ()
     """Students that were to be evaluated and have no checkpoint."""
     unplanned: tuple[UnplannedCells, ...] = ()
@@ -275,6 +309,36 @@ class Manifest:
     def labels(self) -> dict[str, str]:
         """weights_id → label."""
         return {each.weights_id: each.label for each in self.checkpoints}
+
+    @property
+    def fingerprints(self) -> dict[str, str]:
+        """weights_id → fingerprint under which its responses are stored."""
+        return {weights_id: engine.fingerprint for weights_id, engine in self.engines.items()}
+
+    @property
+    def unread(self) -> dict[str, dict[str, str]]:
+        """Label → contexts that the checkpoint is not evaluated on, and why; without empty ones."""
+        found = {
+            each.label: {
+                context_name(benchmark.name, context): limit.reason
+                for benchmark in self.benchmarks
+                for context in benchmark.contexts
+                if not limit.reads(context)
+            }
+            for each in self.checkpoints
+            for limit in [self.limit(each)]
+        }
+        return {label: contexts for label, contexts in found.items() if contexts}
+
+    @property
+    def seeds(self) -> dict[str, Any]:
+        """Seeds of document samples and, by benchmark, of sampled responses; empty without a suite."""
+        sampled = {
+            entry["benchmark"]["name"]: list(entry["seeds"])
+            for entry in self.config.get("entries", ())
+            if entry["sampling"] is not None and entry["sampling"]["temperature"] > 0
+        }
+        return {"documents": self.config["seed"], "responses": sampled} if self.config else {}
 
     def limit(self, checkpoint: Checkpoint) -> ContextLimit:
         """Return which contexts a checkpoint reads in this run."""
@@ -379,7 +443,7 @@ def environment_path(run: Path) -> Path:
 
 
 def write_environment(run: Path, environment: dict[str, Any]) -> None:
-    """Write `<run>/environment.json`: versions, hardware, seeds, data checksums, git state."""
+    """Write `<run>/environment.json`: versions, hardware, git state, configurations, wall times."""
     write_json(environment_path(run), environment)
 
 
@@ -390,3 +454,15 @@ def read_environment(run: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise DataError(f"{path}: expected an object, found {type(value).__name__}")
     return value
+
+
+def read_facts(run: Path) -> dict[str, Any]:
+    """Return what explains a run's numbers: its environment, with engines, seeds and data of its manifest.
+
+    Raises:
+        RunFolderError, DataError: as `read_manifest` and `read_environment`.
+    """
+    manifest = read_manifest(run)
+    names = ("data", "documents", "seeds", "left_out", "partial", "engines", "unread")
+    stated = {name: to_json(getattr(manifest, name)) for name in names}
+    return read_environment(run) | {name: value for name, value in stated.items() if value not in ({}, None)}

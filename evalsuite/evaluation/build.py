@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from evalsuite.evaluation.checkpoints import CheckpointRegistry, RunCheckpoint
 from evalsuite.evaluation.documents import load_documents
@@ -36,7 +35,6 @@ from evalsuite.reports.run import (
     DivergedStudent,
     Manifest,
     is_run_folder,
-    read_environment,
     still_diverged,
     write_manifest,
 )
@@ -83,21 +81,20 @@ def build_requests(
     checkpoints = [replace(each, label=registry.add(each)) for each in checkpoints]
     if before is not None:
         # What an earlier call left out stays out: the requests of a run do not change.
-        resolved = resolved.without(read_environment(run).get("left_out", {}))
+        resolved = resolved.without(before.left_out)
         refuse_other_config(run, before, resolved)
-    facts: dict[str, Any] = {}
     if before is None:
         # Requests without a manifest come from an interrupted build.
         loaded = load_documents(
             resolved, checkpoints, data_dir, skip_missing=skip_missing, strict=strict, pool=pool
         )
         resolved, found = resolved.without(loaded.left_out), loaded.documents
-        facts = {"left_out": loaded.left_out, "partial": loaded.partial}
+        left_out, partial = loaded.left_out, loaded.partial
         for name, documents in found.items():
             write_documents(documents_path(run, name), documents)
         cells = resolved.cells({name: len(documents) for name, documents in found.items()})
     else:
-        cells = cells_of(before)
+        cells, left_out, partial = cells_of(before), before.left_out, before.partial
         found = {cell.benchmark: read_documents(run, cell.benchmark) for cell in cells}
     counts = {
         (cell.benchmark, cell.protocol): count_documents(
@@ -105,7 +102,13 @@ def build_requests(
         )
         for cell in cells
     }
-    manifest = make_manifest(resolved, checkpoints, counts, diverged)
+    manifest = replace(
+        make_manifest(resolved, checkpoints, counts, diverged),
+        data=source_name(data_dir),
+        documents={name: _documents_hash(each) for name, each in found.items()},
+        left_out=left_out,
+        partial=partial,
+    )
     if before is not None:
         manifest = _merged(run, before, manifest)
     for tokenizer, group in _by_tokenizer(checkpoints).items():
@@ -124,22 +127,9 @@ def build_requests(
                 trust_remote_code=trust_remote_code,
                 quiet=quiet,
             )
-    hashes = {name: _documents_hash(each) for name, each in found.items()}
-    update_environment(
-        run, data=source_name(data_dir), documents=hashes, seeds=_seeds(resolved, cells), **facts
-    )
+    update_environment(run)
     write_manifest(run, manifest)
     return manifest
-
-
-def _seeds(resolved: ResolvedSuite, cells: Sequence[Cell]) -> dict[str, Any]:
-    """Return the seeds of document samples and of sampled responses."""
-    sampled = {
-        cell.benchmark: list(cell.seeds)
-        for cell in cells
-        if (sampling := cell.sampling_params) is not None and not sampling.greedy
-    }
-    return {"documents": resolved.suite.seed, "responses": sampled}
 
 
 def _merged(run: Path, before: Manifest, new: Manifest) -> Manifest:
@@ -152,6 +142,7 @@ def _merged(run: Path, before: Manifest, new: Manifest) -> Manifest:
     return replace(
         new,
         created=before.created,
+        engines=before.engines,
         checkpoints=tuple(sorted(found, key=lambda each: each.role != "teacher")),
         diverged=still_diverged((*before.diverged, *new.diverged), found),
     )

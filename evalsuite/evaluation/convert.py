@@ -1,4 +1,4 @@
-"""Conversion of run folders whose manifest was spread over `plan.yaml` and `requests/*.json`."""
+"""Conversion of run folders whose manifest was spread over `plan.yaml` and other files."""
 
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,15 @@ from evalsuite.reports.run import (
     is_run_folder,
     manifest_path,
     parse_manifest,
+    read_environment,
+    write_environment,
     write_manifest,
 )
 
 FORMER_SCHEMA = 3
 """Of `plan.yaml`."""
+_FACTS = ("data", "documents", "left_out", "partial", "engines")
+"""Of `environment.json`."""
 _FORMER = (*EARLIER, "requests/registered.json", "requests/diverged.json")
 
 
@@ -39,7 +43,10 @@ def convert(run: Path) -> bool:
         raise RunFolderError(f"{run}: not a run folder (no {EARLIER[0]})")
     had_lock = (run / ".lock").exists()
     with locked(run / ".lock", wait=False):
-        write_manifest(run, _read(run))
+        environment = read_environment(run)
+        write_manifest(run, _read(run, environment))
+        if environment:
+            write_environment(run, environment)
         for name in _FORMER:
             (run / name).unlink(missing_ok=True)
     if not had_lock:
@@ -47,7 +54,8 @@ def convert(run: Path) -> bool:
     return True
 
 
-def _read(run: Path) -> Manifest:
+def _read(run: Path, environment: dict[str, Any]) -> Manifest:
+    """Return the manifest, whose facts are taken out of an environment."""
     path = run / EARLIER[0]
     if not path.is_file():
         raise RunFolderError(f"{path}: no such file; copy it from where the run was built")
@@ -62,7 +70,10 @@ def _read(run: Path) -> Manifest:
         _add_requests(run, value)
     except (AttributeError, KeyError, TypeError) as error:
         raise DataError(f"{run}: its requests/*.json cannot be converted ({error!r})") from error
-    return parse_manifest(value | {"schema": SCHEMA}, str(path))
+    facts = {name: environment.pop(name) for name in _FACTS if name in environment}
+    for name in ("seeds", "unread"):  # Follow from the rest.
+        environment.pop(name, None)
+    return parse_manifest(value | facts | {"schema": SCHEMA}, str(path))
 
 
 def _add_requests(run: Path, value: dict[str, Any]) -> None:

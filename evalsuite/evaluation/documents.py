@@ -38,7 +38,7 @@ class LoadedDocuments:
 
     documents: dict[str, list[Document]]
     """By benchmark, over all contexts."""
-    partial: dict[str, tuple[int, int]]
+    partial: dict[str, tuple[int, ...]]
     """Benchmarks with incomplete data: documents available, documents published."""
     left_out: dict[str, str]
     """Benchmarks, or single contexts of them, that are left out, and why."""

@@ -1,4 +1,4 @@
-"""`environment.json`: software, hardware, engines and timing behind a run's numbers.
+"""`environment.json`, software, hardware and timing behind a run's numbers, and engines for its manifest.
 
 This module needs only the standard library: a GPU host writes the file with nothing but `evalsuite.models`.
 """
@@ -8,13 +8,20 @@ import platform
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import evalsuite
 from evalsuite.foundation import RunFolderError
-from evalsuite.reports.run import read_environment, write_environment
+from evalsuite.reports.run import (
+    Engine,
+    read_environment,
+    read_manifest,
+    write_environment,
+    write_manifest,
+)
 
 PACKAGES = (
     "torch",
@@ -97,62 +104,40 @@ def kernel_facts() -> dict[str, Any]:
 def record_engine(run: Path, facts: Mapping[str, Any]) -> None:
     """Record the engine of a checkpoint; the score phase finds its responses by the fingerprint.
 
-    The batch limits of the first call are kept: responses do not depend on the memory that is free when a run
-    is resumed. So is the description of a worker's machine, if it is not this one.
+    The batch limits of the first call are kept. So is the description of a worker's machine, if it is not
+    this one.
 
     Args:
-        run: the run folder.
+        run: the run folder, which this process has locked.
         facts: of the engine and its machine, as `evalsuite.evaluation.inference.worker` sends them.
 
     Raises:
         RunFolderError: responses with another fingerprint are recorded for these weights.
     """
-    environment = read_environment(run)
-    engines = dict(environment.get("engines", {}))
-    engine = {name: value for name, value in facts.items() if name not in ("weights_id", "host", "machine")}
-    before = engines.get(facts["weights_id"])
-    if before is not None and before["fingerprint"] != engine["fingerprint"]:
+    manifest = read_manifest(run)
+    engine = Engine(**{name: facts[name] for name in facts if name not in ("weights_id", "host", "machine")})
+    before = manifest.engines.get(facts["weights_id"])
+    if before is not None and before.fingerprint != engine.fingerprint:
         differing = [
-            f"{name} {old} there, {engine['versions'].get(name)} here"
-            for name, old in before["versions"].items()
-            if engine["versions"].get(name) != old
+            f"{name} {old} there, {engine.versions.get(name)} here"
+            for name, old in before.versions.items()
+            if engine.versions.get(name) != old
         ]
         raise RunFolderError(
-            f"{run}: holds responses of these weights from engine {before['engine']} with fingerprint "
-            f"{before['fingerprint']}, not {engine['fingerprint']} of host {facts['host']} "
+            f"{run}: holds responses of these weights from engine {before.engine} with fingerprint "
+            f"{before.fingerprint}, not {engine.fingerprint} of host {facts['host']} "
             f"({'; '.join(differing) or 'other source code of evalsuite'}); score those with --score-only, "
             "or choose another --out"
         )
-    if before is not None and "batch_limits" in before:
-        engine["batch_limits"] = before["batch_limits"]
+    if before is not None and before.batch_limits is not None:
+        engine = replace(engine, batch_limits=before.batch_limits)
     if before == engine:
         return
-    engines[facts["weights_id"]] = engine
-    hosts = environment.get("inference_hosts", [])
+    write_manifest(run, replace(manifest, engines=manifest.engines | {facts["weights_id"]: engine}))
+    hosts = read_environment(run).get("inference_hosts", [])
     if facts["machine"] != describe_packages() and facts["machine"] not in hosts:
-        update_environment(run, engines=engines, inference_hosts=[*hosts, facts["machine"]])
-    else:
-        update_environment(run, engines=engines)
-
-
-def engine_notices(run: Path, labels: Mapping[str, str]) -> dict[str, str]:
-    """Return what to know about the engine of a checkpoint, such as why it is a slower one; by label.
-
-    Args:
-        labels: weights_id → label.
-    """
-    engines = read_environment(run).get("engines", {})
-    return {
-        label: engines[weights_id]["notice"]
-        for weights_id, label in labels.items()
-        if "notice" in engines.get(weights_id, {})
-    }
-
-
-def fingerprints(run: Path) -> dict[str, str]:
-    """Return the fingerprint under which the responses of each weights_id are stored."""
-    engines = read_environment(run).get("engines", {})
-    return {weights_id: entry["fingerprint"] for weights_id, entry in engines.items()}
+        hosts = [*hosts, facts["machine"]]
+    update_environment(run, **({"inference_hosts": hosts} if hosts else {}))
 
 
 def coverage_notices(

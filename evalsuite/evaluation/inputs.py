@@ -65,10 +65,9 @@ def _check_built_suite(config: RunConfig, manifest: Manifest) -> None:
     if "score" in config.phases:
         from evalsuite.evaluation.plan import check_suite
 
-        environment = read_environment(out)
-        built = environment.get("config", {}).get("build", {}).get("limit")
+        built = read_environment(out).get("config", {}).get("build", {}).get("limit")
         limit = config.limit if config.limit is not None else built
-        check_suite(config.suite, manifest, environment.get("left_out", {}), out, limit=limit)
+        check_suite(config.suite, manifest, out, limit=limit)
     elif (name := _suite_name(config.suite)) != manifest.suite:
         raise RunFolderError(
             f"{out}: holds a run of suite {manifest.suite}, not {name}; name that suite or none, or choose "

@@ -146,15 +146,12 @@ def resolve_suite(
     return ResolvedSuite(loaded, tuple(entries), used, max_length)
 
 
-def check_suite(
-    suite: str | Path, manifest: Manifest, left_out: Collection[str], run: Path, *, limit: int | None = None
-) -> None:
+def check_suite(suite: str | Path, manifest: Manifest, run: Path, *, limit: int | None = None) -> None:
     """Refuse a suite that is not the one that a run was built with: what is scored was settled there.
 
     Args:
         suite: a name or a YAML file.
         manifest: of the run.
-        left_out: benchmarks of the suite that the run leaves out.
         run: the run folder, for messages.
         limit: documents per benchmark, which replaces every limit of the suite.
 
@@ -165,7 +162,8 @@ def check_suite(
     resolved = resolve_suite(suite, [], limit=limit)
     if resolved.suite.chat_template == "auto":  # The tokenizers have decided.
         resolved = replace(resolved, chat_template=manifest.config["chat_template"])
-    refuse_other_config(run, manifest, replace(resolved, max_length=manifest.max_length).without(left_out))
+    resolved = replace(resolved, max_length=manifest.max_length).without(manifest.left_out)
+    refuse_other_config(run, manifest, resolved)
 
 
 def refuse_other_config(run: Path, manifest: Manifest, resolved: ResolvedSuite) -> None:

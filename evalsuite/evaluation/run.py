@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from evalsuite.config import Phase, RunConfig
 from evalsuite.evaluation import phases
 from evalsuite.evaluation.checkpoints import diverged_students, expand_folders
-from evalsuite.evaluation.environment import coverage_notices, engine_notices, update_environment
+from evalsuite.evaluation.environment import coverage_notices, update_environment
 from evalsuite.evaluation.inference.warm_up import prepare_workers, serves_any
 from evalsuite.evaluation.inputs import check_inputs
-from evalsuite.evaluation.run_paths import read_built, responses_folder, unread_of
+from evalsuite.evaluation.run_paths import read_built, responses_folder
 from evalsuite.executors import Executor, open_executor
 from evalsuite.foundation import locked
 from evalsuite.foundation.tracking import Tracker, check_tracker
@@ -41,7 +41,7 @@ class Summary:
     """The table of `evalsuite.reports.records.score_table.score_table`, after the score phase."""
     seconds: dict[str, float] = field(default_factory=dict)
     """Wall time per phase."""
-    notices: Mapping[str, str] = field(default_factory=dict)
+    notices: dict[str, str] = field(default_factory=dict)
     """What to know about the engine of a checkpoint, such as why it is a slower one."""
     partial: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """Benchmarks with incomplete data: documents available, documents published."""
@@ -146,12 +146,15 @@ def evaluate(config: RunConfig) -> Summary:
                 found = scored()
                 summary.missing, summary.scores = found.missing, found.scores
                 summary.merged, summary.errors = found.merged, found.errors
-        facts = read_environment(out)
-        summary.partial, summary.left_out = facts.get("partial", {}), facts.get("left_out", {})
-        diverged = {
-            each.path: f"{each.why}; it is left out" for each in diverged_students(config.checkpoints)
+        manifest = read_built(out)
+        summary.partial, summary.left_out = manifest.partial, manifest.left_out
+        diverged = diverged_students(config.checkpoints)
+        summary.notices = {each.path: f"{each.why}; it is left out" for each in diverged}
+        summary.notices |= {
+            label: notice
+            for weights_id, label in manifest.labels.items()
+            if weights_id in manifest.engines and (notice := manifest.engines[weights_id].notice)
         }
-        summary.notices = diverged | engine_notices(out, read_built(out).labels)
     return summary
 
 
@@ -167,12 +170,8 @@ def _phase(config: RunConfig, phase: Phase, summary: Summary) -> Iterator[None]:
     """Record the configuration and the time of a phase when it ends."""
     out, started = summary.run, time.monotonic()
     yield
-    summary.unread = unread_of(read_built(out))
-    update_environment(
-        out,
-        config=read_environment(out).get("config", {}) | {phase: config.record(phase)},
-        **({"unread": summary.unread} if summary.unread else {}),
-    )
+    summary.unread = read_built(out).unread
+    update_environment(out, config=read_environment(out).get("config", {}) | {phase: config.record(phase)})
     summary.seconds[phase] = time.monotonic() - started
 
 

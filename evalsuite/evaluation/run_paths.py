@@ -57,7 +57,7 @@ def read_built(run: Path) -> Manifest:
     if not manifest.config:
         raise RunFolderError(f"{run}: holds scores without requests; choose another --out to evaluate")
     try:
-        _ = [cell.sampling_params for cell in cells_of(manifest)], unread_of(manifest)
+        _ = [cell.sampling_params for cell in cells_of(manifest)], manifest.seeds
         if not isinstance(manifest.config["seed"], int):
             raise TypeError("'seed' is not an integer")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -85,14 +85,6 @@ def num_rows(manifest: Manifest, checkpoint: Checkpoint, cell: Cell, documents: 
     """Return the number of score rows of a checkpoint in a complete cell with these documents."""
     limit = manifest.limit(checkpoint)
     return len(cell.seeds) * sum(limit.reads(document.context) for document in documents)
-
-
-def unread_of(manifest: Manifest) -> dict[str, dict[str, str]]:
-    """Return label → contexts that the checkpoint is not evaluated on, and why; without empty ones."""
-    found = {
-        each.label: unread_contexts(manifest.config, manifest.limit(each)) for each in manifest.checkpoints
-    }
-    return {label: contexts for label, contexts in found.items() if contexts}
 
 
 def unread_contexts(config: Mapping[str, Any], limit: ContextLimit) -> dict[str, str]:

@@ -14,7 +14,7 @@ from typing import Any
 from uuid import uuid4
 
 from evalsuite.evaluation.build import Harness, load_harness
-from evalsuite.evaluation.environment import fingerprints, update_environment
+from evalsuite.evaluation.environment import update_environment
 from evalsuite.evaluation.plan import benchmarks_in
 from evalsuite.evaluation.processes.workers import WorkerPool
 from evalsuite.evaluation.run_paths import (
@@ -194,9 +194,8 @@ class _RunScorer:
         run, manifest = scoring.run, scoring.manifest
         self.run, self.manifest, self.versions = run, manifest, scoring.versions
         self.trust_remote_code, self.token = scoring.trust_remote_code, scoring.token
-        self.cache = open_responses(run)
-        self.fingerprints = fingerprints(run)
-        self.benchmarks, self.data = benchmarks_in(manifest), read_environment(run).get("data")
+        self.cache = open_responses(run, manifest)
+        self.benchmarks = benchmarks_in(manifest)
 
     def score_cell(
         self, cell: Cell, checkpoints: Sequence[Checkpoint], advance: Callable[[int], object]
@@ -210,7 +209,7 @@ class _RunScorer:
             expected = num_rows(self.manifest, checkpoint, cell, documents)
             missing += expected - len(samples)
             advance(len(cell.seeds) * len(documents) - expected)  # What it does not read counts as progress.
-            fingerprint = self.fingerprints.get(checkpoint.weights_id, "")
+            fingerprint = self.manifest.fingerprints.get(checkpoint.weights_id, "")
             path = score_path(self.run, cell.benchmark, cell.protocol, fingerprint)
             if not samples:
                 if not expected:
@@ -233,7 +232,7 @@ class _RunScorer:
         known: dict[str, list[tuple[RequestSet, list[list[Key]]]]] = {}
         for checkpoint in checkpoints:
             found: list[_Sample] = []
-            fingerprint = self.fingerprints.get(checkpoint.weights_id)
+            fingerprint = self.manifest.fingerprints.get(checkpoint.weights_id)
             if fingerprint is None:
                 yield found
                 continue
@@ -268,7 +267,7 @@ class _RunScorer:
 
     def _load_harness(self, cell: Cell) -> Harness:
         for asset in self.benchmarks[cell.benchmark].assets:
-            ensure_asset(asset, self.data)
+            ensure_asset(asset, self.manifest.data)
         return load_harness(self.run, self.manifest, cell, trust_remote_code=self.trust_remote_code)
 
     def _hash_inputs(self, cell: Cell, checkpoint: Checkpoint, samples: "Sequence[_Sample]") -> str:

@@ -22,11 +22,9 @@ HALF_TOLERANCE = Tolerance(0.5, 3.0)
 """For 16-bit dtypes: with 8 (11) bits per activation, half a nat on one token is rounding."""
 
 
-def rounding(engine: Mapping[str, object]) -> float:
-    """The rounding of log-probabilities by an engine of `environment.json`, in nats."""
-    versions = engine.get("versions")
-    dtype = versions.get("dtype") if isinstance(versions, Mapping) else None
-    return TOLERANCES.get(str(dtype), HALF_TOLERANCE).rounding
+def rounding(versions: Mapping[str, object]) -> float:
+    """The rounding of log-probabilities by an engine with these versions, in nats."""
+    return TOLERANCES.get(str(versions.get("dtype")), HALF_TOLERANCE).rounding
 
 
 def settle(before: Response, after: Response, tolerance: float) -> Response | None:

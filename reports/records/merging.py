@@ -19,7 +19,7 @@ from evalsuite.reports.run import (
     Manifest,
     ProtocolSettings,
     UnplannedCells,
-    read_environment,
+    read_facts,
     read_manifest,
     still_diverged,
 )
@@ -446,7 +446,7 @@ def _facts(found: Sequence[CheckpointEntry], runs: Sequence[Path]) -> dict[str, 
     weights = Counter(each.plan.weights_id for each in found)
     facts: dict[str, dict[str, str]] = {}
     for number in sorted({n for each in found if weights[each.plan.weights_id] > 1 for n in each.runs}):
-        environment = read_environment(runs[number])
+        environment = read_facts(runs[number])
         for one in [environment, *_mappings(environment.get("runs"))]:
             for engine in _mappings(one.get("engines")):
                 facts[str(engine.get("fingerprint"))] = _texts(engine)

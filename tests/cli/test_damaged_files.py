@@ -14,7 +14,6 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from evalsuite.config import read_run_config
 from evalsuite.distill import load_recipe
 from evalsuite.distill.training.builders import resolve_layer_selection
-from evalsuite.evaluation.environment import fingerprints
 from evalsuite.evaluation.run_paths import cells_of, read_built, read_documents, read_requests
 from evalsuite.evaluation.run_responses import open_responses
 from evalsuite.evaluation.shards.merge import merge_shards
@@ -172,20 +171,14 @@ def test_score_files(tmp_path: Path) -> None:
         check(kind, RUN, tmp_path / path.name)
 
 
-def engines(folder: Path) -> Any:
-    open_responses(folder)
-    return fingerprints(folder)
+def run_manifest(folder: Path) -> Any:
+    manifest = read_built(folder)
+    open_responses(folder, manifest)
+    return asdict(manifest)
 
 
-RUN_FILES = (
-    Kind("run.json", lambda folder: asdict(read_built(folder)), NUMBERS),
-    Kind("environment.json", engines, NUMBERS),
-)
-
-
-@pytest.mark.parametrize("kind", RUN_FILES, ids=lambda kind: kind.file)
-def test_run_folders(kind: Kind, built: Path, tmp_path: Path) -> None:
-    check(kind, built / "host", tmp_path / "scratch")
+def test_run_folders(built: Path, tmp_path: Path) -> None:
+    check(Kind("run.json", run_manifest, NUMBERS), built / "host", tmp_path / "scratch")
 
 
 def test_requests_and_documents(built: Path, tmp_path: Path) -> None:
@@ -259,5 +252,5 @@ def test_checkpoints(file: str, student: Path, tmp_path: Path) -> None:
 
 def test_there_are_many_damaged_files(student: Path, built: Path) -> None:
     shards = sum(path.is_file() for path in (built / "shard").rglob("*"))
-    kinds = len(SINGLE) + len(RUN_FILES) + len(CHECKPOINT) + shards + 5
+    kinds = len(SINGLE) + len(CHECKPOINT) + shards + 6
     assert kinds * len(DAMAGES) > 800

@@ -86,7 +86,7 @@ def test_executor(page: PageCode) -> None:
 def test_engine(page: PageCode) -> None:
     page.run()
     run = page.folder / "runs" / "int8"
-    (engine,) = json.loads((run / "environment.json").read_text())["engines"].values()
+    (engine,) = json.loads((run / "run.json").read_text())["engines"].values()
     assert engine["engine"] == "int8_weights"
     assert engine["versions"]["weights"] == "int8 per row"
     rounded = pd.read_parquet(next((run / "scores").glob("*.loglikelihood.*")))

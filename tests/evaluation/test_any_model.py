@@ -52,9 +52,7 @@ def test_a_run_with_two_families(rwkv: Path, tiny: Path, tmp_path: Path) -> None
     (tmp_path / "s.yaml").write_text(SUITE)
     config: dict[str, Any] = {"suite": tmp_path / "s.yaml", "quiet": True, "out": tmp_path / "run"}
     summary = evaluate(RunConfig(checkpoints=[str(rwkv)], teacher=str(tiny), **config))
-    engines = {
-        each["engine"]: each for each in read_json(tmp_path / "run" / "environment.json")["engines"].values()
-    }
+    engines = {each["engine"]: each for each in read_json(tmp_path / "run" / "run.json")["engines"].values()}
     assert sorted(engines) == ["torch", "transformers"]
     assert "notice" not in engines["torch"]
     assert "engine torch cannot: RwkvForCausalLM" in engines["transformers"]["notice"]
@@ -68,7 +66,7 @@ def test_a_run_with_two_families(rwkv: Path, tiny: Path, tmp_path: Path) -> None
     export_shard(tmp_path / "run", tmp_path / "shard.zip")
     with open_shard(tmp_path / "shard.zip") as folder:
         shard = read_shard(folder, "shard.zip", tmp_path / "run", read_built(tmp_path / "run"))
-    notices = {each.get("notice") for each in shard.engines.values()}
+    notices = {each.notice for each in shard.engines.values()}
     assert notices == {None, engines["transformers"]["notice"]}
 
 
@@ -83,7 +81,7 @@ def test_an_engine_that_is_chosen_says_only_what_it_leaves_unused(tiny: Path, tm
             quiet=True,
         )
     )
-    [engine] = read_json(tmp_path / "run" / "environment.json")["engines"].values()
+    [engine] = read_json(tmp_path / "run" / "run.json")["engines"].values()
     assert engine["engine"] == "transformers"
     assert (engine["versions"]["batches"], engine["versions"]["cache"]) == ("padded", "batches")
     assert summary.notices == {}

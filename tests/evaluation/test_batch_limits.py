@@ -11,10 +11,10 @@ import pytest
 
 from evalsuite.config import RunConfig
 from evalsuite.evaluation import evaluate
-from evalsuite.foundation import DataError, read_jsonl, write_json
+from evalsuite.foundation import DataError, read_json, read_jsonl, write_json
 from evalsuite.models.inference.batch_limits import BatchLimits
 from evalsuite.models.inference.torch import engine as torch_engine
-from evalsuite.reports.run import read_environment
+from evalsuite.reports.run import read_manifest
 
 SUITE = """
 name: s
@@ -85,8 +85,8 @@ def test_limits_are_recorded_with_their_fingerprint(
     for tokens in (512, 64):
         free_tokens(tokens)
         evaluate(RunConfig(suite=suite, checkpoints=[str(tiny)], out=run, device="cpu", quiet=True))
-        (engine,) = read_environment(run)["engines"].values()
-        assert engine.get("batch_limits") == asdict(BatchLimits(512, 128, 1 << 23, 2 << 30, 32))
+        (engine,) = read_manifest(run).engines.values()
+        assert engine.batch_limits == asdict(BatchLimits(512, 128, 1 << 23, 2 << 30, 32))
 
 
 @pytest.fixture(scope="module")
@@ -104,9 +104,9 @@ def test_damaged_limits_are_refused(
     damage: dict[str, Any] | None, tiny: Path, inferred: Path, tmp_path: Path
 ) -> None:
     run = shutil.copytree(inferred, tmp_path / "run")
-    facts = read_environment(run)
-    (engine,) = facts["engines"].values()
+    manifest = read_json(run / "run.json")
+    (engine,) = manifest["engines"].values()
     engine["batch_limits"] = [] if damage is None else engine.get("batch_limits", {}) | damage
-    write_json(run / "environment.json", facts)
-    with pytest.raises(DataError, match=r"environment\.json: engines\.\w+\.batch_limits"):
+    write_json(run / "run.json", manifest)
+    with pytest.raises(DataError, match=r"run\.json: '?engines\.\w+\.batch_limits"):
         evaluate(RunConfig(checkpoints=[str(tiny)], out=run, phases=("infer",), device="cpu", quiet=True))

@@ -11,7 +11,7 @@ from evalsuite.config import RunConfig
 from evalsuite.evaluation import estimate_run, evaluate
 from evalsuite.foundation import ConfigError, read_json, write_json
 from evalsuite.models.inference.requests import GenerateRequest, GenerateResponse
-from evalsuite.reports.run import manifest_path, read_environment, read_manifest
+from evalsuite.reports.run import manifest_path, read_manifest
 from tests.reports.score_edits import rows_by_cell
 
 NAME = "pocket_niah_single_1"
@@ -102,7 +102,7 @@ def test_context_beyond_one_checkpoint_is_left_out_for_it(
         assert not summary.errors
         assert not summary.failed
     assert refused() == []
-    assert read_environment(run)["unread"] == {"a": {f"{NAME}@1024": "supports at most 512 tokens"}}
+    assert read_manifest(run).unread == {"a": {f"{NAME}@1024": "supports at most 512 tokens"}}
     found = [row for row in records(run) if row["benchmark"] == NAME]
     assert {(row["checkpoint"], row["context"]) for row in found} == {("t", 128), ("t", 1024), ("a", 128)}
     plan = read_manifest(run)

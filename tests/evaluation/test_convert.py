@@ -12,13 +12,16 @@ from evalsuite.cli import main
 from evalsuite.config import RunConfig
 from evalsuite.evaluation import evaluate
 from evalsuite.foundation import DataError, RunFolderError, read_json, write_json
-from evalsuite.reports.run import read_manifest
+from evalsuite.reports.run import read_environment, read_manifest
 
 
 def make_former(run: Path, registered: str) -> None:
     """Write a run's manifest as the files that it was before; one checkpoint is only registered yet."""
     plan = read_json(run / "run.json")
     config, checkpoints = plan.pop("config"), plan["checkpoints"]
+    facts = {name: plan.pop(name) for name in ("data", "documents", "engines")}
+    facts["seeds"] = {"documents": 0, "responses": {}}
+    write_json(run / "environment.json", read_json(run / "environment.json") | facts)
     refs = [
         {name: each[name] for name in ("label", "path", "weights_id", "tokenizer", "positions")}
         for each in checkpoints
@@ -56,6 +59,7 @@ def test_a_former_run_is_refused_and_converted(
     found = read_manifest(run)
     assert [each.label for each in found.diverged] == ["lost"]
     assert replace(found, diverged=()) == before
+    assert not {"data", "documents", "engines", "seeds"} & set(read_environment(run))
     assert {path: path.read_bytes() for path in run.glob("scores/*")} == scores
     assert not [*run.glob("plan.yaml"), *run.glob("requests/*.json")]
     assert main(["convert", str(run)]) == 0

@@ -1,4 +1,4 @@
-"""environment.json says what explains a number later."""
+"""environment.json and run.json say what explains a number later."""
 
 import re
 import subprocess
@@ -10,6 +10,7 @@ import torch
 from evalsuite.config import RunConfig
 from evalsuite.evaluation import environment, evaluate
 from evalsuite.models.ops.recurrence import RecurrenceInputs, compute_recurrence
+from evalsuite.reports.run import read_facts, read_manifest
 
 
 def test_environment_records_kernels_and_backend(tmp_path: Path) -> None:
@@ -42,16 +43,21 @@ def test_environment_records_git_commit_and_changes(tmp_path: Path, monkeypatch:
     assert environment.describe_machine()["git"]["changed"] is True
 
 
-def test_environment_records_seeds_and_documents(tiny: Path, tmp_path: Path) -> None:
+def test_the_manifest_states_seeds_documents_and_engines(tiny: Path, tmp_path: Path) -> None:
     suite = tmp_path / "s.yaml"
     suite.write_text(
         "name: s\ntitle: S\nseed: 5\nseeds: [1, 2]\nlimit: 2\nsampling: {temperature: 0.7}\n"
         "benchmarks: [pocket_facts]\n"
     )
     evaluate(RunConfig(suite=suite, checkpoints=[str(tiny)], out=tmp_path / "run", device="cpu", quiet=True))
-    facts = environment.read_environment(tmp_path / "run")
-    assert facts["seeds"] == {"documents": 5, "responses": {"pocket_facts": [1, 2]}}
-    (engine,) = facts["engines"].values()
-    assert engine["versions"]["dtype"] == "float32"
-    assert engine["versions"]["device"] == "cpu"
-    assert engine["versions"]["torch"] == torch.__version__
+    manifest = read_manifest(tmp_path / "run")
+    assert manifest.seeds == {"documents": 5, "responses": {"pocket_facts": [1, 2]}}
+    assert [*manifest.documents] == ["pocket_facts"]
+    (engine,) = manifest.engines.values()
+    assert engine.versions["dtype"] == "float32"
+    assert engine.versions["device"] == "cpu"
+    assert engine.versions["torch"] == torch.__version__
+    facts = read_facts(tmp_path / "run")
+    assert facts["packages"]["torch"] == torch.__version__
+    assert (facts["seeds"], facts["documents"]) == (manifest.seeds, manifest.documents)
+    assert [each["fingerprint"] for each in facts["engines"].values()] == [engine.fingerprint]

@@ -12,7 +12,7 @@ from evalsuite.config import RunConfig
 from evalsuite.evaluation import estimate_run, evaluate
 from evalsuite.foundation import ConfigError, RunFolderError, read_json, write_json
 from evalsuite.models import build_student
-from evalsuite.reports.run import read_environment, read_manifest
+from evalsuite.reports.run import read_manifest
 from tests.reports.score_edits import rows_by_cell
 
 NAME = "pocket_niah_single_1"
@@ -93,12 +93,12 @@ def test_scores_beyond_the_stated_positions_are_marked(
     assert plan.max_length == 640
     assert {each.positions for each in plan.checkpoints} == {POSITIONS}
     assert "max_length" not in read_json(near / "run.json")
-    before, after = (read_environment(run)["engines"] for run in (near, far))
+    before, after = (read_manifest(run).engines for run in (near, far))
     assert before.keys() == after.keys()
     for weights_id, engine in before.items():
-        assert "max_length" not in engine["versions"]
-        assert after[weights_id]["versions"] == engine["versions"] | {"max_length": "640"}
-        assert after[weights_id]["fingerprint"] != engine["fingerprint"]
+        assert "max_length" not in engine.versions
+        assert after[weights_id].versions == engine.versions | {"max_length": "640"}
+        assert after[weights_id].fingerprint != engine.fingerprint
 
     assert not any(evaluate(extended).computed.values())  # The same command resumes.
     with pytest.raises(RunFolderError, match=r"another configuration.*\(max_length: 640 there, None here\)"):

@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +21,7 @@ from evalsuite.protocols.generation import GenerationBenchmark
 from evalsuite.protocols.scorers import SCORERS, Scorer, ScorerOutput
 from evalsuite.reports.records.reading import read_run_scores
 from evalsuite.reports.records.score_files import open_score_file
+from evalsuite.reports.run import read_manifest, write_manifest
 from evalsuite.tasks.benchmark import FOLDER, load_benchmark
 from tests.evaluation.conftest import FakeEngine
 
@@ -232,10 +233,8 @@ def test_documents_that_are_sorted_or_lost_are_refused(suite: Path, expected: Pa
 
 def test_a_log_of_no_engine_is_named(suite: Path, expected: Path) -> None:
     """It was taken for missing responses, which `--score-only` cannot compute."""
-    path = expected / "environment.json"
-    environment = json.loads(path.read_text())
-    engines = environment["engines"]
-    environment["engines"] = {"weights-a": engines["weights-a"]}
-    path.write_text(json.dumps(environment))
-    with pytest.raises(DataError, match=rf"{engines['weights-b']['fingerprint']}.*names no engine"):
+    manifest = read_manifest(expected)
+    engines = manifest.engines
+    write_manifest(expected, replace(manifest, engines={"weights-a": engines["weights-a"]}))
+    with pytest.raises(DataError, match=rf"{engines['weights-b'].fingerprint}.*names no engine"):
         score_again(suite, expected)

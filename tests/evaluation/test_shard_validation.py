@@ -118,7 +118,11 @@ def with_engine(**fields: Any) -> Callable[[Path], None]:
         weights_id, engine = list(facts["engines"].items())[-1]
         return facts | {"engines": facts["engines"] | {weights_id: engine | fields}}
 
-    return with_json("environment.json", change)
+    return with_json("run.json", change)
+
+
+def with_engines(engines: Any) -> Callable[[Path], None]:
+    return with_json("run.json", lambda before: before | {"engines": engines})
 
 
 def with_facts(**facts: Any) -> Callable[[Path], None]:
@@ -231,11 +235,11 @@ MALFORMED: dict[str, tuple[Callable[[Path], None], str, str]] = {
         "weights_id",
     ),
     "an environment that is a list": (with_json("environment.json", lambda _: []), "environment.json", ""),
-    "engines that are a list": (with_facts(engines=[1]), "environment.json", "engines"),
-    "an engine that is text": (with_facts(engines={"weights-b": "torch"}), "environment.json", "weights-b"),
-    "a fingerprint with a pattern": (with_engine(fingerprint="*"), "environment.json", "fingerprint"),
-    "a fingerprint with a path": (with_engine(fingerprint="../x"), "environment.json", "fingerprint"),
-    "a length that is text": (with_engine(max_length="long"), "environment.json", "max_length"),
+    "engines that are a list": (with_engines([1]), "run.json", "engines"),
+    "an engine that is text": (with_engines({"weights-b": "torch"}), "run.json", "weights-b"),
+    "a fingerprint with a pattern": (with_engine(fingerprint="*"), "run.json", "fingerprint"),
+    "a fingerprint with a path": (with_engine(fingerprint="../x"), "run.json", "fingerprint"),
+    "a length that is text": (with_engine(max_length="long"), "run.json", "max_length"),
     "packages that are a list": (with_facts(packages=["torch"]), "environment.json", "packages"),
     "a time that is NaN": (with_facts(inference=[{"seconds": NAN}]), "environment.json", "NaN"),
     "a time that is text": (

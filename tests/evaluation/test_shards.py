@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,11 @@ import pytest
 from evalsuite.cli import main
 from evalsuite.config import RunConfig
 from evalsuite.evaluation import estimate_run, evaluate
-from evalsuite.evaluation.environment import update_environment
 from evalsuite.evaluation.run_paths import read_built
 from evalsuite.evaluation.shards.export import export_shard
 from evalsuite.evaluation.shards.merge import merge_shards
 from evalsuite.foundation import ConfigError, DataError, RunFolderError, read_jsonl
-from evalsuite.reports.run import read_manifest
+from evalsuite.reports.run import Engine, read_manifest, write_manifest
 from tests.reports.score_edits import rows_by_cell
 
 
@@ -111,7 +111,6 @@ def test_shard_logprobs_are_float32(host: Path, tmp_path: Path) -> None:
 def test_registration_refuses_invalid_checkpoint(
     host: Path, suite: Path, tmp_path: Path, crew: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dataclasses import replace
 
     describe_checkpoints = crew.describe_checkpoints
 
@@ -151,23 +150,23 @@ def test_merge_refuses_invalid_shard(host: Path, tmp_path: Path) -> None:
         merge_shards(home, [cut])
     other = _parent(tmp_path / "other")
     shutil.copytree(host / "responses", other / "responses")
-    update_environment(other, engines={"weights-z": {"engine": "fake", "fingerprint": "z", "max_length": 8}})
+    manifest, engine = read_manifest(host), Engine(engine="fake", fingerprint="z", max_length=8)
+    write_manifest(other, replace(manifest, engines={"weights-z": engine}))
     with pytest.raises(DataError, match="has responses of weights-z, which is no checkpoint"):
         merge_shards(home, [other])
     merge_shards(home, [host])
-    engines = {"weights-t": {"engine": "fake", "fingerprint": "z", "max_length": 8}}
-    (other / "environment.json").write_text(json.dumps({"engines": engines}))
+    write_manifest(other, replace(manifest, engines={"weights-t": engine}))
     for log in (other / "responses").iterdir():
         log.rename(log.with_name(f"z.{log.name.split('.', 1)[1]}"))
     with pytest.raises(RunFolderError, match="responses of t have fingerprint z"):
         merge_shards(home, [other])
 
 
-def test_shard_of_responses_and_environment_only(host: Path, tmp_path: Path) -> None:
+def test_shard_of_responses_and_manifest_only(host: Path, tmp_path: Path) -> None:
     home, bare = tmp_path / "home", _parent(tmp_path / "bare")
     evaluate(RunConfig(checkpoints=["t"], out=host, phases=("infer",), quiet=True))
     shutil.copytree(host / "responses", bare / "responses")
-    shutil.copy(host / "environment.json", bare / "environment.json")
+    shutil.copy(host / "run.json", bare / "run.json")
     assert merge_shards(home, [bare]) == {"t": 20}
 
 

@@ -27,7 +27,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from evalsuite.cli.exit_codes import guarded
 from evalsuite.cli.parser import Parser
 from evalsuite.evaluation.build import fewshot_examples, make_harness
-from evalsuite.evaluation.environment import fingerprints
 from evalsuite.evaluation.plan import benchmarks_in
 from evalsuite.evaluation.run_paths import (
     Cell,
@@ -140,7 +139,7 @@ def _texts(run: Path, manifest: Manifest, ref: Checkpoint, cell: Cell, given: Ha
     harness = make_harness(given.benchmark, "generation", given.documents, given.num_fewshot, given.examples)
     assert isinstance(harness, GenerationBenchmark)
     cache = ResponseCache(responses_folder(run))
-    fingerprint = fingerprints(run).get(ref.weights_id, "")
+    fingerprint = manifest.fingerprints.get(ref.weights_id, "")
     texts: dict[Any, str] = {}
     for number, request_set in enumerate(read_requests(run, ref.tokenizer, cell)):
         response = cache.get_by_key(fingerprint, cell.requests(request_set)[0].key())

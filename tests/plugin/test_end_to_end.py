@@ -195,7 +195,7 @@ def _check_engine(config: RunConfig, expected: pd.DataFrame) -> None:
     key = ["checkpoint", "doc_id"]
     assert samples.sort_values(key)["response"].tolist() == expected.sort_values(key)["response"].tolist()
     assert not set(samples["fingerprint"]) & set(expected["fingerprint"])
-    engines = json.loads((out / "environment.json").read_text())["engines"].values()
+    engines = json.loads((out / "run.json").read_text())["engines"].values()
     assert {each["engine"] for each in engines} == {"example_rereading"}
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from evalsuite.evaluation.checkpoints import tokenizer_id
-from evalsuite.evaluation.environment import fingerprints
 from evalsuite.evaluation.run_paths import cells_of, read_built, read_requests
 from evalsuite.foundation import ConfigError, DataError, RunFolderError, content_hash, read_jsonl
 from evalsuite.models.diagnostics.distance import Passage
@@ -52,7 +51,7 @@ def answer_parts(run: Path, tokenizer: Any, weights_id: str) -> list[Part]:
     manifest, name = read_built(run), tokenizer_id(tokenizer)
     if name not in {each.tokenizer for each in manifest.checkpoints}:
         raise RunFolderError(f"{run}: no requests for this teacher's tokenizer; run it there first")
-    fingerprint = fingerprints(run).get(weights_id)
+    fingerprint = manifest.fingerprints.get(weights_id)
     found = []
     for cell in cells_of(manifest):
         if cell.protocol != "loglikelihood":

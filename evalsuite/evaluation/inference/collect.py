@@ -66,7 +66,7 @@ def infer(
         ConfigError: a benchmark that is not in the run, or is in two batches; too few GPUs.
         RunFolderError: the folder holds responses of another engine, dtype or version, or cannot be written.
     """
-    cache = open_responses(run)
+    cache = open_responses(run, manifest)
     jobs = whole_jobs(run, manifest, cache, checkpoints, choice, protocols, batches)
     if not jobs:
         return {}

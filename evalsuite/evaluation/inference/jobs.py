@@ -11,7 +11,7 @@ from evalsuite.foundation import ConfigError, nearest
 from evalsuite.models.engines import engine_type
 from evalsuite.models.inference.requests import Request
 from evalsuite.models.inference.response_cache import ResponseCache
-from evalsuite.reports.run import Checkpoint, Manifest, environment_path, read_environment
+from evalsuite.reports.run import Checkpoint, Manifest, manifest_path, read_manifest
 
 SMALLEST_PART = 1 / 16
 """Smallest part of a checkpoint's requests, as a share of what one worker has to do."""
@@ -71,17 +71,17 @@ class InferenceJob:
     def prepare(self) -> InferenceTask:
         """Return requests and known responses."""
         batches = self.requests()
-        engines = read_environment(self.run).get("engines", {})
-        engine = engines.get(self.checkpoint.weights_id, {})
+        # Recorded by the first job of the checkpoint.
+        engine = read_manifest(self.run).engines.get(self.checkpoint.weights_id)
         keys = [request.key() for batch in batches for request in batch]
         return InferenceTask(
             checkpoint=self.checkpoint,
             choice=self.choice,
             batches=batches,
-            known=self.cache.known(engine["fingerprint"], keys) if engine else {},
-            batch_limits=engine.get("batch_limits"),
+            known={} if engine is None else self.cache.known(engine.fingerprint, keys),
+            batch_limits=None if engine is None else engine.batch_limits,
             batch_limits_source=(
-                f"{environment_path(self.run)}: engines.{self.checkpoint.weights_id}.batch_limits"
+                f"{manifest_path(self.run)}: engines.{self.checkpoint.weights_id}.batch_limits"
             ),
         )
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from evalsuite.evaluation.environment import fingerprints
 from evalsuite.evaluation.run_paths import cells_of, read_built, read_requests, responses_folder
 from evalsuite.evaluation.run_responses import open_responses
 from evalsuite.foundation import RunFolderError, canonical_json, read_jsonl, write_bytes
@@ -35,9 +34,8 @@ def export_shard(run: Path, out: Path) -> Path:
     if not logs:
         raise RunFolderError(f"{run}: no responses to export")
     manifest = read_built(run)
-    known = fingerprints(run)
     # A run that was interrupted has checkpoints without responses, too.
-    checkpoints = tuple(each for each in manifest.checkpoints if each.weights_id in known)
+    checkpoints = tuple(each for each in manifest.checkpoints if each.weights_id in manifest.engines)
     part = replace(manifest, checkpoints=checkpoints)
     members: dict[str, bytes] = {
         FILE: canonical_json(manifest_json(part)).encode(),
@@ -65,10 +63,11 @@ def stated(data: bytes) -> dict[str, Any]:
 
 def is_complete(run: Path, weights_id: str) -> bool:
     """Return whether `run` has a response to every request of the checkpoint with these weights."""
-    fingerprint = fingerprints(run).get(weights_id)
+    manifest = read_built(run)
+    fingerprint = manifest.fingerprints.get(weights_id)
     if fingerprint is None:
         return False
-    manifest, cache = read_built(run), open_responses(run)
+    cache = open_responses(run, manifest)
     checkpoint = next(each for each in manifest.checkpoints if each.weights_id == weights_id)
     limit = manifest.limit(checkpoint)
     return all(

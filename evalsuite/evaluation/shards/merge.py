@@ -33,18 +33,17 @@ def merge_shards(run: Path, shards: Sequence[Path]) -> dict[str, int]:
         RunFolderError: responses of another engine than those that the run has for the same weights.
     """
     run = Path(run)
-    manifest, engines, found = read_built(run), dict(read_environment(run).get("engines", {})), []
+    manifest, found = read_built(run), []
     for path in shards:
         with open_shard(Path(path)) as folder:
             shard = read_shard(folder, str(path), run, manifest)
-        manifest = _with_checkpoints(manifest, shard)
-        _add_engines(engines, shard, manifest.labels, run)
+        manifest = _with_shard(manifest, shard, run)
         found.append(shard)
     counts: dict[str, int] = {}
     logs: dict[str, _Log] = {}
     for shard in found:
         for weights_id, names in shard.responses.items():
-            label, tolerance = manifest.labels[weights_id], rounding(engines[weights_id])
+            label, tolerance = manifest.labels[weights_id], rounding(manifest.engines[weights_id].versions)
             for name, rows in names.items():
                 log = logs.setdefault(name, _Log(responses_folder(run) / name, tolerance))
                 counts[label] = counts.get(label, 0) + log.add(rows, f"{shard.name}: responses/{name}")
@@ -52,13 +51,12 @@ def merge_shards(run: Path, shards: Sequence[Path]) -> dict[str, int]:
         append_jsonl(log.path, log.new.values())
     for shard in found:
         _write_facts(run, shard, manifest.labels)
-    update_environment(run, engines=engines)
     write_manifest(run, manifest)
     return counts
 
 
-def _with_checkpoints(manifest: Manifest, shard: Shard) -> Manifest:
-    """Return the manifest with the checkpoints of a shard, as students, and those that diverged."""
+def _with_shard(manifest: Manifest, shard: Shard, run: Path) -> Manifest:
+    """Return the manifest with the engines of a shard, its checkpoints, as students, and what diverged."""
     found = list(manifest.checkpoints)
     registry = CheckpointRegistry(found)
     found += [
@@ -66,21 +64,20 @@ def _with_checkpoints(manifest: Manifest, shard: Shard) -> Manifest:
         for each in shard.checkpoints
         if each.weights_id not in registry.labels
     ]
-    notes = still_diverged((*manifest.diverged, *shard.diverged), found)
-    return replace(manifest, checkpoints=tuple(found), diverged=notes)
-
-
-def _add_engines(
-    engines: dict[str, dict[str, Any]], shard: Shard, labels: Mapping[str, str], run: Path
-) -> None:
-    """Add the engines of a shard to those of the run."""
     for weights_id, engine in shard.engines.items():
-        before = engines.setdefault(weights_id, engine)
-        if before["fingerprint"] != engine["fingerprint"]:
+        before = manifest.engines.get(weights_id, engine)
+        if before.fingerprint != engine.fingerprint:
             raise RunFolderError(
-                f"{shard.name}: responses of {labels[weights_id]} have fingerprint {engine['fingerprint']}; "
-                f"those in {run} have {before['fingerprint']} (another device, dtype or version)"
+                f"{shard.name}: responses of {registry.labels[weights_id]} have fingerprint "
+                f"{engine.fingerprint}; those in {run} have {before.fingerprint} (another device, dtype or "
+                "version)"
             )
+    return replace(
+        manifest,
+        checkpoints=tuple(found),
+        engines=shard.engines | manifest.engines,
+        diverged=still_diverged((*manifest.diverged, *shard.diverged), found),
+    )
 
 
 class _Log:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import AfterValidator, ConfigDict, Field, JsonValue, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
 from evalsuite.evaluation.loss_curves import read_curve
 from evalsuite.evaluation.run_paths import cells_of, read_requests, responses_folder
@@ -23,6 +23,7 @@ from evalsuite.reports.run import (
     FILE,
     Checkpoint,
     DivergedStudent,
+    Engine,
     Manifest,
     environment_path,
     is_run_folder,
@@ -71,15 +72,6 @@ Text = Annotated[str, Field(max_length=4096), AfterValidator(_is_unicode)]
 Count = Annotated[int, Field(ge=0)]
 
 
-class _EngineFacts(_ShardPart):
-    engine: Text
-    fingerprint: Identifier
-    max_length: Count
-    versions: dict[str, JsonValue] = Field(default_factory=dict)
-    batch_limits: dict[str, JsonValue] | None = None
-    notice: Text | None = None
-
-
 class _InferenceFacts(_ShardPart):
     label: Name
     responses: Count
@@ -90,7 +82,6 @@ class _InferenceFacts(_ShardPart):
 class _Environment(_ShardPart):
     model_config = ConfigDict(extra="ignore")  # Facts of the other machine that are not merged.
 
-    engines: dict[Name, _EngineFacts] = Field(default_factory=dict)
     inference: list[_InferenceFacts] = Field(default_factory=list)
     accelerators: list[Text] | None = None
     packages: dict[str, Text] | None = None
@@ -169,8 +160,8 @@ class Shard:
     name: str
     environment: dict[str, Any]
     """Facts of the other machine that are merged."""
-    engines: dict[str, dict[str, Any]]
-    """weights_id → engine, as in `environment.json`."""
+    engines: dict[str, Engine]
+    """By weights_id."""
     checkpoints: tuple[Checkpoint, ...]
     """Those with responses."""
     diverged: tuple[DivergedStudent, ...]
@@ -211,14 +202,13 @@ def read_shard(folder: Path, name: str, run: Path, manifest: Manifest) -> Shard:
     Raises:
         DataError: an invalid file; the message names file and field.
     """
+    stated = _read_manifest(folder, name, manifest)
     environment = _read(environment_path(folder), folder, name, _Environment)
-    if not environment.engines:
-        raise DataError(f"{name}: not a shard (no environment.json that names an engine)")
-    checkpoints, diverged = _checkpoints(folder, name, manifest, environment)
+    checkpoints = tuple(each for each in stated.checkpoints if each.weights_id in stated.engines)
     refs = {each.weights_id: each for each in (*checkpoints, *manifest.checkpoints)}
     curves, responses = {}, {}
     requests: dict[str, dict[str, dict[tuple[Any, ...], Limits]]] = {}
-    for weights_id, engine in environment.engines.items():
+    for weights_id, engine in stated.engines.items():
         if weights_id not in refs:
             raise DataError(f"{name}: has responses of {weights_id}, which is no checkpoint of {run}")
         tokenizer = refs[weights_id].tokenizer
@@ -230,14 +220,14 @@ def read_shard(folder: Path, name: str, run: Path, manifest: Manifest) -> Shard:
                 f"{name}: {path.relative_to(folder)}",
                 requests[tokenizer],
                 run,
-                killed=manifest_path(folder).is_file() and not (folder / MANIFEST).is_file(),
+                killed=not (folder / MANIFEST).is_file(),
             )
             for path in sorted(responses_folder(folder).glob(f"{engine.fingerprint}.*"))
         }
     read = {log for logs in responses.values() for log in logs}
     for path in sorted(responses_folder(folder).glob("*.jsonl")):
         if path.name not in read:
-            raise DataError(f"{name}: {path.relative_to(folder)}: of no engine in environment.json")
+            raise DataError(f"{name}: {path.relative_to(folder)}: of no engine in {FILE}")
     for each in checkpoints:
         path = loss_curve_path(folder, each.label)
         if path.is_file():
@@ -248,13 +238,12 @@ def read_shard(folder: Path, name: str, run: Path, manifest: Manifest) -> Shard:
             )
     # Last, so that what is wrong with a field is named by the field.
     _check_manifest(folder, name)
-    facts = environment.model_dump(exclude_unset=True)
     return Shard(
         name=name,
-        environment=facts,
-        engines=facts.pop("engines"),
+        environment=environment.model_dump(exclude_unset=True),
+        engines=stated.engines,
         checkpoints=checkpoints,
-        diverged=diverged,
+        diverged=stated.diverged,
         curves=curves,
         responses=responses,
     )
@@ -301,33 +290,29 @@ def _parse(value: Any, kind: type[Part], source: str) -> Part:
         raise DataError(str(error)) from None
 
 
-def _checkpoints(
-    folder: Path, name: str, manifest: Manifest, environment: _Environment
-) -> tuple[tuple[Checkpoint, ...], tuple[DivergedStudent, ...]]:
-    """Return the checkpoints of a shard that have responses, and its students that diverged.
-
-    A folder with responses and environment only has none.
-    """
-    if not is_run_folder(folder):
-        return (), ()
+def _read_manifest(folder: Path, name: str, manifest: Manifest) -> Manifest:
+    """Read the manifest of a shard, and validate it against that of the run."""
     source = f"{name}: {FILE}"
     if not manifest_path(folder).is_file():
-        raise DataError(f"{source}: missing; convert the folder with `evalsuite convert {name}`")
+        if is_run_folder(folder):
+            raise DataError(f"{source}: missing; convert the folder with `evalsuite convert {name}`")
+        raise DataError(f"{name}: not a shard (no {FILE} that names an engine)")
     value = _json(manifest_path(folder), source)
     if not isinstance(value, dict):
         raise DataError(f"{source}: expected an object, found {type(value).__name__}")
     found = parse_manifest(value, source)
+    if not found.engines:
+        raise DataError(f"{source}: not of a shard (it names no engine)")
     for label in [each.label for each in found.checkpoints] + [each.label for each in found.diverged]:
         _refuse_name(label, f"{source}: 'label'")
     tokenizers = {each.tokenizer for each in manifest.checkpoints}
-    checkpoints = tuple(each for each in found.checkpoints if each.weights_id in environment.engines)
-    for each in checkpoints:
-        if each.tokenizer not in tokenizers:
+    for each in found.checkpoints:
+        if each.weights_id in found.engines and each.tokenizer not in tokenizers:
             raise DataError(
                 f"{source}: 'tokenizer' = {each.tokenizer!r} of {each.label}: the run has no requests for "
                 "it; build them first with --build-only"
             )
-    return checkpoints, found.diverged
+    return found
 
 
 def _refuse_name(name: str, where: str) -> None:

@@ -102,11 +102,12 @@ def _documents(run: Path) -> Iterator[tuple[Any, Mapping[str, Any], Any]]:
 
 
 def _responses(run: Path, chosen: Sequence[tuple[Any, Any, Any]]) -> dict[Any, GenerateResponse]:
-    from evalsuite.evaluation.environment import fingerprints
+    from evalsuite.evaluation.run_paths import read_built
     from evalsuite.evaluation.run_responses import open_responses
 
-    (fingerprint,) = fingerprints(run).values()
-    known = open_responses(run).known(fingerprint, [key for key, _, _ in chosen])
+    manifest = read_built(run)
+    (fingerprint,) = manifest.fingerprints.values()
+    known = open_responses(run, manifest).known(fingerprint, [key for key, _, _ in chosen])
     missing = [facts for key, facts, _ in chosen if key not in known]
     if missing:
         raise DataError(f"{run}: no response to {len(missing)} documents, such as {missing[0]['doc_id']}")
