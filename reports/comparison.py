@@ -1,7 +1,7 @@
 """`compare`: build the report of one or more runs."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from evalsuite.foundation import write_text
@@ -86,9 +86,9 @@ def compare(
         report = redact(report)
     out = Path(out)
     questions = None if redacted else questions
-    cells = write_samples(report, out, questions, redacted=redacted) if samples else remove_samples(out)
     tables, problems = measures.computed(report)
-    report = replace(report, warnings=(*report.warnings, *problems))
+    report = report.with_(warnings=(*report.warnings, *problems))
+    cells = write_samples(report, out, questions, redacted=redacted) if samples else remove_samples(out)
     texts = {
         **{f"{table.name}.csv": table.csv(report) for table in tables if table.is_written(report)},
         "report.md": _markdown(report, verdict),

@@ -5,11 +5,12 @@
 registers one of evalsuite; another package names a `Measure` as an entry point of `evalsuite.measures`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from evalsuite.foundation.registry import Registry
+from evalsuite.reports.report import Report
 from evalsuite.reports.rule_metric import RuleMetric
 from evalsuite.reports.table import Column, Table
 
@@ -23,6 +24,8 @@ class Measure:
     """Columns of the leaderboard, whose rows are `measures.leaderboard.Entry`."""
     metrics: Mapping[str, RuleMetric] = field(default_factory=dict)
     """What rules of the gate can demand, by name."""
+    json: Mapping[str, Callable[[Report], Sequence[Any]]] = field(default_factory=dict)
+    """Further lists of report.json, by name."""
 
     def describe(self) -> str:
         """Its tables with their files, the leaderboard's columns and the gate's metrics."""

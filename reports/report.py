@@ -1,7 +1,7 @@
 """The report: all rows, warnings and sidecar data that outputs are made of, computed once."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,49 +16,24 @@ from evalsuite.reports.analysis.measures.agreement import (
     benchmark_agreement_rows,
     ceiling_rows,
 )
-from evalsuite.reports.analysis.measures.distances import DistanceRow, distance_rows
-from evalsuite.reports.analysis.measures.families import Family, LeftOut, families_of
 from evalsuite.reports.analysis.measures.informative import (
     InformativeRow,
     informative_names,
     informative_rows,
 )
-from evalsuite.reports.analysis.measures.letters import LetterRow, letter_rows
-from evalsuite.reports.analysis.measures.probes import ProbeRow, probe_rows
-from evalsuite.reports.analysis.measures.recall import (
-    RecallCorrelation,
-    RecallRow,
-    recall_correlations,
-    recall_rows,
-)
-from evalsuite.reports.analysis.measures.scaling import CrossoverRow, ScalingRow, scaling_rows
-from evalsuite.reports.analysis.measures.tolerance import ToleranceRow, tolerance_rows
 from evalsuite.reports.analysis.pairs import pair_rows
-from evalsuite.reports.analysis.paper_comparison import (
-    PaperOrder,
-    PaperRow,
-    paper_orders,
-    paper_rows,
-)
 from evalsuite.reports.analysis.replicates import Replicates, replicates_of
 from evalsuite.reports.analysis.result_tensor import ResultTensor, load_result_tensor
 from evalsuite.reports.analysis.rows import Agreement, AverageRow, BenchmarkRow, DropRow, GapRow, PairRow
 from evalsuite.reports.analysis.scopes import ALL, INFORMATIVE, Pool
-from evalsuite.reports.analysis.variants import Ablation, ablations_of
 from evalsuite.reports.analysis.warnings import report_warnings
-from evalsuite.reports.records.distances import ANSWERS, read_distances
-from evalsuite.reports.records.efficiency import EfficiencyRow, read_efficiency
-from evalsuite.reports.records.loss_curves import LossCurve, read_loss_curves
-from evalsuite.reports.records.merging import CellKey, CheckpointEntry, MergedPlan
-from evalsuite.reports.records.probes import read_probes
+from evalsuite.reports.records.merging import CellKey, CheckpointEntry
 from evalsuite.reports.records.run_selection import RunSelection
 from evalsuite.reports.records.sidecars import (
     DoctorResult,
-    Selection,
     read_doctor,
-    read_selections,
 )
-from evalsuite.reports.run import Benchmark, Checkpoint, read_facts
+from evalsuite.reports.run import Benchmark, read_facts
 
 T = TypeVar("T")
 
@@ -79,45 +54,25 @@ class Report:
     """Agreement over all benchmarks of each protocol; only if a teacher's generation is below chance."""
     informative: tuple[InformativeRow, ...]
     """Every benchmark of every teacher and protocol, with the reason where it is not informative."""
-    letters: tuple[LetterRow, ...]
-    """Named answers and their distribution, under generation with choices."""
-    recall: tuple[RecallRow, ...]
-    """Recall numbers, by context and over the contexts."""
-    recall_correlations: tuple[RecallCorrelation, ...]
-    """Recovery under log-likelihood against a recall number in generation, over the students of a teacher."""
-    families: tuple[Family, ...]
-    """Students of one curve by training tokens or teacher size, two or more."""
-    left_out_of_families: tuple[LeftOut, ...]
-    """Students that would mix recipes or stages in a curve, or double a point, with the reason."""
-    scaling: tuple[ScalingRow, ...]
-    """Slope and plateau of recovery by training tokens and by size, for families of three or more points."""
-    crossovers: tuple[CrossoverRow, ...]
-    """Where the fitted lines of two families cross."""
-    distances: tuple[DistanceRow, ...]
-    """KL divergence and top-1 agreement per text and part of it, with the roundings of the yardstick."""
-    probes: tuple[ProbeRow, ...]
-    """Recurrent states while needles are read, per layer and segment."""
-    tolerances: tuple[ToleranceRow, ...]
-    """Share of benchmarks and documents within a tolerance of the teacher, per student and scope."""
     agreements: tuple[AgreementRow, ...]
     """Every student compared with its teacher, per protocol and scope: agreement, retained, flips."""
     agreements_by_benchmark: tuple[AgreementRow, ...]
     """The same per benchmark and context."""
     agreement_ceilings: tuple[AgreementRow, ...]
     """The same between training runs of one recipe, over all benchmarks: what another seed changes."""
-    paper_comparison: tuple[PaperRow, ...]
-    paper_orders: tuple[PaperOrder, ...]
     replicates: tuple[Replicates, ...]
     doctor: tuple[DoctorResult, ...]
-    efficiency: tuple[EfficiencyRow, ...]
-    selections: tuple[Selection, ...]
-    ablations: tuple[Ablation, ...]
-    loss_curves: tuple[LossCurve, ...]
     environments: tuple[dict[str, Any], ...]
     warnings: tuple[str, ...]
     _computed: dict[Callable[..., Any], Any] = field(
         init=False, default_factory=dict, compare=False, repr=False
     )
+
+    def with_(self, **changes: Any) -> "Report":
+        """The report with other fields, and all that is computed."""
+        found = replace(self, **changes)
+        found._computed.update(self._computed)
+        return found
 
     def of(self, compute: "Callable[[Report], T]") -> T:
         """What a function makes of the report, computed once."""
@@ -125,6 +80,19 @@ class Report:
             self._computed[compute] = compute(self)
         found: T = self._computed[compute]
         return found
+
+    def forget(self, compute: "Callable[[Report], Any]") -> None:
+        """Free what a function made."""
+        self._computed.pop(compute, None)
+
+    def informative_names(self, protocol: str) -> dict[int, tuple[str, ...]]:
+        """Teacher → its informative benchmarks."""
+        return {teacher: informative_names(self.informative, teacher, protocol) for teacher in self.teachers}
+
+    @property
+    def runs(self) -> tuple[Path, ...]:
+        """The run folders."""
+        return self.tensor.merged.runs
 
     @property
     def checkpoints(self) -> tuple[CheckpointEntry, ...]:
@@ -213,20 +181,6 @@ class Report:
         informative = self.agreement_with_teacher(checkpoint, protocol, INFORMATIVE)
         return informative or self.agreement_with_teacher(checkpoint, protocol)
 
-    def tolerance(self, checkpoint: int, protocol: str, scope: str = ALL) -> ToleranceRow | None:
-        """The tolerance curve of a student in a scope."""
-        for row in self.tolerances:
-            if (row.checkpoint, row.protocol, row.scope) == (checkpoint, protocol, scope):
-                return row
-        return None
-
-    def distance(self, checkpoint: int, text: str = ANSWERS) -> DistanceRow | None:
-        """The distance of a student over a whole text; that of its recipe, trained again, if none other."""
-        for row in self.distances:
-            if (row.checkpoint, row.text, row.kind) == (checkpoint, text, "all"):
-                return row
-        return None
-
     def gap(self, checkpoint: int, benchmark: str = ALL) -> GapRow | None:
         """The gap row of a student."""
         for row in self.gaps:
@@ -243,10 +197,10 @@ def build_report(runs: Sequence[Path], selection: RunSelection | None = None) ->
         selection: see `load_result_tensor`.
 
     Raises:
-        RunFolderError, DataError, ConfigError: as `load_result_tensor` and the readers of sidecar files.
+        RunFolderError, DataError, ConfigError: as `load_result_tensor`, and what `read_doctor` raises.
     """
     tensor = load_result_tensor(runs, selection)
-    pools: dict[str, Pool] = {protocol: Pool(tensor, protocol) for protocol in PROTOCOLS}
+    pools = pools_of(tensor)
     teachers = [i for i, checkpoint in enumerate(tensor.checkpoints) if checkpoint.is_teacher]
     informative = [row for pool in pools.values() for i in teachers for row in informative_rows(pool, i)]
     names = {
@@ -257,13 +211,9 @@ def build_report(runs: Sequence[Path], selection: RunSelection | None = None) ->
     both = GapPool(tensor)
     gaps = gap_rows(both)
     doctor = read_doctor(runs)
-    papers = paper_rows(pools["loglikelihood"])
     scores, drops = benchmark_rows(tensor, pools), drop_rows(tensor, pools)
-    recall = [row for pool in pools.values() for row in recall_rows(pool)]
-    families, left_out = families_of(tensor)
-    scaled = [scaling_rows(pool, names[name]) for name, pool in pools.items()]
     agreements, by_benchmark, ceilings = _agreements(tensor, pools, names)
-    return Report(
+    report = Report(
         tensor=tensor,
         scores=tuple(scores),
         drops=tuple(drops),
@@ -275,30 +225,26 @@ def build_report(runs: Sequence[Path], selection: RunSelection | None = None) ->
         if any(row.teacher_below_chance for row in gaps)
         else None,
         informative=tuple(informative),
-        letters=tuple(letter_rows(tensor)),
-        recall=tuple(recall),
-        recall_correlations=tuple(recall_correlations(tensor, recall, _ranking_recoveries(averages))),
-        families=tuple(families),
-        left_out_of_families=tuple(left_out),
-        scaling=tuple(row for rows, _ in scaled for row in rows),
-        crossovers=tuple(row for _, rows in scaled for row in rows),
-        distances=tuple(distance_rows(tensor, read_distances(runs))),
-        probes=tuple(probe_rows(tensor, read_probes(runs))),
-        tolerances=tuple(row for name, pool in pools.items() for row in tolerance_rows(pool, names[name])),
         agreements=tuple(agreements),
         agreements_by_benchmark=tuple(by_benchmark),
         agreement_ceilings=tuple(ceilings),
-        paper_comparison=tuple(papers),
-        paper_orders=tuple(paper_orders(pools["loglikelihood"], papers)),
         replicates=tuple(replicates_of(tensor, averages)),
         doctor=tuple(doctor),
-        efficiency=tuple(read_efficiency(runs)),
-        selections=tuple(read_selections(runs)),
-        ablations=tuple(ablations_of(tensor, pairs, gaps)),
-        loss_curves=tuple(read_loss_curves(runs, _labels(tensor.merged))),
         environments=tuple(read_facts(run) for run in runs),
         warnings=report_warnings(tensor, averages, drops, gaps, informative, doctor),
     )
+    report._computed[resampled] = pools
+    return report
+
+
+def pools_of(tensor: ResultTensor) -> dict[str, Pool]:
+    """The cells of every protocol, resampled when first needed."""
+    return {protocol: Pool(tensor, protocol) for protocol in PROTOCOLS}
+
+
+def resampled(report: Report) -> dict[str, Pool]:
+    """The cells of every protocol for `Report.of`; `Report.forget` frees them when all rows are computed."""
+    return pools_of(report.tensor)
 
 
 def _agreements(
@@ -313,25 +259,3 @@ def _agreements(
             by_benchmark += benchmark_agreement_rows(pool)
         ceilings += ceiling_rows(tensor, protocol, whole.recipes, informative[protocol])
     return rows, by_benchmark, ceilings
-
-
-def _ranking_recoveries(averages: Sequence[AverageRow]) -> dict[int, float]:
-    """Student → its recovery under log-likelihood over the informative benchmarks, where it is complete."""
-    return {
-        row.checkpoint: point
-        for row in averages
-        if (row.protocol, row.scope) == ("loglikelihood", INFORMATIVE)
-        and not row.missing
-        and (point := row.recovery.point) is not None
-    }
-
-
-def _labels(merged: MergedPlan) -> list[dict[str, str | None]]:
-    """Per run, a map from its own labels to those of the report; None for checkpoints that are left out."""
-
-    def shown(run: int, checkpoint: Checkpoint) -> str | None:
-        return next((each.label for each in merged.checkpoints if each.has(run, checkpoint)), None)
-
-    return [
-        {each.label: shown(run, each) for each in plan.checkpoints} for run, plan in enumerate(merged.plans)
-    ]

@@ -10,6 +10,7 @@ from evalsuite.reports import formatting
 from evalsuite.reports.analysis.bootstrap_sample import Estimate
 from evalsuite.reports.analysis.rows import AverageRow, DropRow
 from evalsuite.reports.markdown import escape
+from evalsuite.reports.measures.distances import distances
 from evalsuite.reports.records.distances import ANSWERS
 from evalsuite.reports.report import Report
 
@@ -161,7 +162,7 @@ def _distances(report: Report, student: int) -> str:
             f"{formatting.percent(row.agreement.point)} ({formatting.span(row.agreement)})",
             _bits(row.equivalent_bits),
         ]
-        for row in report.distances
+        for row in report.of(distances)
         if (row.checkpoint, row.kind, row.is_retrained) == (student, "all", False)
     ]
     header = [

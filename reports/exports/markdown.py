@@ -12,11 +12,11 @@ from evalsuite.reports.findings import (
     replicate_sentences,
 )
 from evalsuite.reports.markdown import escape, table
-from evalsuite.reports.measures.ablations import ABLATIONS, ablation_rows
+from evalsuite.reports.measures.ablations import ABLATIONS, ablation_rows, ablations
 from evalsuite.reports.measures.gap import GAP
 from evalsuite.reports.measures.leaderboard import Entry, columns_of
-from evalsuite.reports.measures.papers import PAPERS
-from evalsuite.reports.measures.recall import context_views, recall_numbers
+from evalsuite.reports.measures.papers import PAPERS, orders, paper_comparison
+from evalsuite.reports.measures.recall import context_views, correlations, recall, recall_numbers
 from evalsuite.reports.report import Report
 
 
@@ -124,18 +124,18 @@ def _incomplete(report: Report) -> list[str]:
 
 
 def _paper_comparison(report: Report) -> list[str]:
-    if not report.paper_comparison:
+    rows = sorted(report.of(paper_comparison), key=lambda row: -(row.recovery.point or 0.0))
+    if not rows:
         return []
-    rows = sorted(report.paper_comparison, key=lambda row: -(row.recovery.point or 0.0))
     names = list(dict.fromkeys(name for row in rows for name in row.benchmarks))
-    title = f"### Comparison with {escape(report.paper_comparison[0].citation)}, on {', '.join(names)}"
-    found = [escape(text) for order in report.paper_orders for text in order_sentences(report, order)]
+    title = f"### Comparison with {escape(rows[0].citation)}, on {', '.join(names)}"
+    found = [escape(text) for order in report.of(orders) for text in order_sentences(report, order)]
     return ["\n\n".join([title, PAPERS.of(rows).markdown(report), *found])]
 
 
 def _variants(report: Report) -> list[str]:
     parts = []
-    for ablation in report.ablations:
+    for ablation in report.of(ablations):
         text = escape(ablation_sentence(report, ablation))
         title = f"#### {escape(ablation.base)}"
         shown = ABLATIONS.of(ablation_rows(ablation)).markdown(report)
@@ -164,11 +164,11 @@ def _recall(report: Report) -> list[str]:
     """The recall numbers over all contexts, then the needles by context, as the page has them."""
     numbers = report.of(recall_numbers)
     parts = [] if numbers is None else [_values("model", numbers)]
-    shown_against = next(iter(against_recovery(report.recall)), None)
+    shown_against = next(iter(against_recovery(report.of(recall))), None)
     parts += [
         f"Spearman's ρ of recovery under log-likelihood and {shown_against.number.title} in "
         f"{formatting.tokens(row.context)} tokens: {formatting.plain(row.rho, 2)} over {row.count} students."
-        for row in report.recall_correlations
+        for row in report.of(correlations)
         if row.students == "all" and shown_against is not None
     ]
     needles = [

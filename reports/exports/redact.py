@@ -29,8 +29,7 @@ def redact(report: Report) -> Report:
         for path, name in runs.items():
             warning = warning.replace(path, name)
         warnings.append(warning)
-    return replace(
-        report,
+    return report.with_(
         tensor=tensor,
         environments=tuple(last_components(environment) for environment in report.environments),
         warnings=tuple(warnings),

@@ -6,6 +6,7 @@ from typing import Any
 import evalsuite
 from evalsuite.reports import formatting, measures
 from evalsuite.reports.json_values import to_json
+from evalsuite.reports.measure import MEASURES, usable
 from evalsuite.reports.report import Report
 from evalsuite.reports.table import Table
 
@@ -46,20 +47,17 @@ def report_json(report: Report, tables: Sequence[Table[Any]] | None = None) -> d
         "agreement": to_json(report.agreement),
         "agreement_over_all": to_json(report.agreement_over_all),
         "informative": [{**to_json(row), "is_informative": row.is_informative} for row in report.informative],
-        "letters": [{**to_json(row), "is_above_chance": row.is_above_chance} for row in report.letters],
-        "recall_correlations": [to_json(row) for row in report.recall_correlations],
-        "families": [to_json(each) for each in report.families],
-        "left_out_of_families": [to_json(each) for each in report.left_out_of_families],
-        "crossovers": [to_json(row) for row in report.crossovers],
-        "tolerances": [to_json(row) for row in report.tolerances],
         "agreements_by_benchmark": [to_json(row) for row in report.agreements_by_benchmark],
         "agreement_ceilings": [to_json(row) for row in report.agreement_ceilings],
-        "paper_orders": [to_json(order) for order in report.paper_orders],
-        "ablations": [to_json(each) for each in report.ablations],
         "replicates": [to_json(row) for row in report.replicates],
         "doctor": [to_json(each) for each in report.doctor],
-        "selections": [to_json(each) for each in report.selections],
         "warnings": list(report.warnings),
+    }
+    values |= {
+        name: [to_json(row) for row in report.of(rows)]
+        for measure in map(MEASURES.get_or_raise, usable())
+        for name, rows in measure.json.items()
+        if name not in values
     }
     for table in tables:
         name = table.json or table.name

@@ -10,7 +10,7 @@ from evalsuite.foundation.registry import import_submodules
 from evalsuite.reports.measure import MEASURES, usable
 from evalsuite.reports.measure import problems as unusable
 from evalsuite.reports.measures.leaderboard import LEADERBOARD, leaderboard
-from evalsuite.reports.report import Report
+from evalsuite.reports.report import Report, resampled
 from evalsuite.reports.table import Table
 
 import_submodules(__name__, __path__)
@@ -45,6 +45,10 @@ def computed(report: Report) -> tuple[list[Table[Any]], list[str]]:
                     problems.append(
                         f"table '{table.name}' of {origin} is left out: {type(error).__name__}: {error}"
                     )
+    for measure in map(MEASURES.get_or_raise, usable()):
+        for rows in measure.json.values():
+            report.of(rows)
+    report.forget(resampled)
     return sorted(found.values(), key=lambda table: not table.is_always_written), problems
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from evalsuite.foundation.taxonomy import PROTOCOLS
 from evalsuite.reports import formatting
 from evalsuite.reports.analysis.rows import AverageRow
-from evalsuite.reports.analysis.variants import Ablation, Variant
+from evalsuite.reports.analysis.variants import Ablation, Variant, ablations_of
 from evalsuite.reports.blocks import Block, Part, Text
 from evalsuite.reports.findings import ablation_sentence, answered_all, repeat_sentences
 from evalsuite.reports.measure import MEASURES, Measure
@@ -27,6 +27,11 @@ class AblationRow:
     def checkpoint(self) -> int:
         """Index of the student."""
         return self.member.checkpoint
+
+
+def ablations(report: Report) -> list[Ablation]:
+    """The recipes with variants."""
+    return ablations_of(report.tensor, report.pairs, report.gaps)
 
 
 def ablation_rows(ablation: Ablation) -> list[AblationRow]:
@@ -87,7 +92,7 @@ def _columns(protocol: str) -> Iterator[Column[AblationRow]]:
 ABLATIONS: Table[AblationRow] = Table(
     name="ablations",
     title="Ablations",
-    rows=lambda report: [row for ablation in report.ablations for row in ablation_rows(ablation)],
+    rows=lambda report: [row for ablation in report.of(ablations) for row in ablation_rows(ablation)],
     columns=(
         Column("recipe", value=lambda report, row: row.ablation.base, unit="text", outputs=CSV),
         label_column(),
@@ -103,7 +108,7 @@ ABLATIONS: Table[AblationRow] = Table(
     ),
     json_rows=lambda report: ABLATIONS.cells(report),
 )
-MEASURES.add("ablations", Measure(tables=(ABLATIONS,)))
+MEASURES.add("ablations", Measure(tables=(ABLATIONS,), json={"ablations": ablations}))
 
 
 @section("ablations", "Ablations", order=80)
@@ -118,5 +123,5 @@ def ablations_section(report: Report) -> list[Block]:
                 *(Text(sentence, "note") for sentence in repeat_sentences(report, ablation)),
             ],
         )
-        for ablation in report.ablations
+        for ablation in report.of(ablations)
     ]

@@ -8,13 +8,29 @@ import plotly.graph_objects as go
 from evalsuite.reports import formatting
 from evalsuite.reports.analysis.bootstrap_sample import Estimate
 from evalsuite.reports.analysis.measures.agreement import AgreementRow
-from evalsuite.reports.analysis.measures.tolerance import ToleranceRow
+from evalsuite.reports.analysis.measures.tolerance import ToleranceRow, tolerance_rows
 from evalsuite.reports.analysis.scopes import ALL, INFORMATIVE
 from evalsuite.reports.figures.figure import Figure, Values, figure, text
 from evalsuite.reports.figures.plots import FEW_MARKS, Axis, Curve, Mark, Point, curves, scatter
 from evalsuite.reports.measure import MEASURES, Measure
-from evalsuite.reports.report import Report
+from evalsuite.reports.report import Report, resampled
 from evalsuite.reports.table import Column, Table, label_column, teacher_column, weights_column
+
+
+def tolerances(report: Report) -> list[ToleranceRow]:
+    """Share of benchmarks and documents within a tolerance of the teacher, per student and scope."""
+    return [
+        row
+        for name, pool in report.of(resampled).items()
+        for row in tolerance_rows(pool, report.informative_names(name))
+    ]
+
+
+def tolerance_of(report: Report, checkpoint: int, protocol: str, scope: str = ALL) -> ToleranceRow | None:
+    """The tolerance curve of a student in a scope."""
+    place = checkpoint, protocol, scope
+    rows = report.of(tolerances)
+    return next((row for row in rows if (row.checkpoint, row.protocol, row.scope) == place), None)
 
 
 def _figures(report: Report) -> list[Figure]:
@@ -170,7 +186,7 @@ def _flips(report: Report, rows: list[AgreementRow], protocol: str) -> Figure | 
 
 def _tolerance(report: Report, protocol: str) -> Figure | None:
     """Tolerance curves over the informative benchmarks, or over all where none is informative."""
-    every = [row for row in report.tolerances if row.protocol == protocol]
+    every = [row for row in report.of(tolerances) if row.protocol == protocol]
     scope = _scope(every, protocol)
     rows = sorted(
         (row for row in every if row.scope == scope and len(row.benchmarks) > 1),
@@ -240,4 +256,4 @@ AGREEMENT: Table[AgreementRow] = Table(
     figures=_figures,
     shows_rows=False,
 )
-MEASURES.add("agreement", Measure(tables=(AGREEMENT,)))
+MEASURES.add("agreement", Measure(tables=(AGREEMENT,), json={"tolerances": tolerances}))

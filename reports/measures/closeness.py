@@ -8,6 +8,9 @@ from evalsuite.reports.analysis.lineage import lineage_of
 from evalsuite.reports.analysis.measures.closeness import ClosenessOrder, closeness_order, difference
 from evalsuite.reports.blocks import Block, Part, Text, Texts
 from evalsuite.reports.figures.figure import Values
+from evalsuite.reports.measures.ablations import ablations
+from evalsuite.reports.measures.distances import distance_of
+from evalsuite.reports.measures.papers import paper_comparison
 from evalsuite.reports.report import Report
 from evalsuite.reports.section import section
 from evalsuite.reports.statistics.intervals import Interval
@@ -50,7 +53,7 @@ def _capped(report: Report, student: int) -> Interval | None:
 
 
 def _distance(report: Report, student: int) -> Interval | None:
-    row = report.distance(student)
+    row = distance_of(report, student)
     return None if row is None or row.is_retrained else row.kl
 
 
@@ -95,7 +98,7 @@ def _of_teacher(report: Report, teacher: int) -> list[Block]:
         return []
     paper = {
         row.checkpoint: row.paper_recovery
-        for row in report.paper_comparison
+        for row in report.of(paper_comparison)
         if row.paper_recovery is not None and row.checkpoint in mixers
     }
     orders = {
@@ -180,7 +183,7 @@ def _sentence(report: Report, title: str, order: ClosenessOrder) -> str:
 def _changes(report: Report, teacher: int) -> Values | None:
     """Every variant of a recipe − the student that differs only in it."""
     rows = []
-    for ablation in report.ablations:
+    for ablation in report.of(ablations):
         for member in ablation.members:
             partner = member.partner
             if partner is None or report.checkpoints[member.checkpoint].teacher != teacher:

@@ -6,10 +6,10 @@ from math import log10
 import plotly.graph_objects as go
 
 from evalsuite.reports import formatting
-from evalsuite.reports.analysis.measures.distances import DistanceRow
+from evalsuite.reports.analysis.measures.distances import DistanceRow, distance_rows
 from evalsuite.reports.figures.figure import Figure, Values, color, figure, text
 from evalsuite.reports.measure import MEASURES, Measure
-from evalsuite.reports.records.distances import ANSWERS
+from evalsuite.reports.records.distances import ANSWERS, read_distances
 from evalsuite.reports.report import Report
 from evalsuite.reports.table import Column, Table, label_column, label_of
 
@@ -32,12 +32,23 @@ CLASSES = ("copied", "repeated", "frequent", "rare")
 """Token classes, from those that need recall to those that do not."""
 
 
+def distances(report: Report) -> list[DistanceRow]:
+    """KL divergence and top-1 agreement per text and part of it, with the roundings of the yardstick."""
+    return distance_rows(report.tensor, read_distances(report.runs))
+
+
+def distance_of(report: Report, checkpoint: int, text: str = ANSWERS) -> DistanceRow | None:
+    """The distance of a student over a whole text; that of its recipe, trained again, if none other."""
+    rows = (row for row in report.of(distances) if (row.text, row.kind) == (text, "all"))
+    return next((row for row in rows if row.checkpoint == checkpoint), None)
+
+
 def _figures(report: Report) -> list[Figure]:
     """A yardstick per teacher and text, and students by part of the text."""
     figures = []
-    texts = dict.fromkeys((row.teacher, row.text) for row in report.distances)
+    texts = dict.fromkeys((row.teacher, row.text) for row in report.of(distances))
     for teacher, name in sorted(texts, key=lambda each: (each[0], each[1] != ANSWERS, each[1].lower())):
-        rows = [row for row in report.distances if (row.teacher, row.text) == (teacher, name)]
+        rows = [row for row in report.of(distances) if (row.teacher, row.text) == (teacher, name)]
         place = "right answers" if name == ANSWERS else name
         if len(report.teachers) > 1:
             place += f", teacher {report.checkpoints[teacher].label}"
@@ -52,15 +63,15 @@ def _figures(report: Report) -> list[Figure]:
 
 def _notes(report: Report) -> list[str]:
     """What all figures need to be read."""
-    if not report.distances:
+    if not report.of(distances):
         return []
-    retrained = any(row.is_retrained for row in report.distances)
+    retrained = any(row.is_retrained for row in report.of(distances))
     return [f"{_sentence(report)} {WHAT}".strip(), YARDSTICK, *([TRAINED_AGAIN] if retrained else [])]
 
 
 def _sentence(report: Report) -> str:
     """Where the nearest student lies on the scale; empty if no student is on it."""
-    rows = [row for row in report.distances if row.kind == "all" and row.text == ANSWERS]
+    rows = [row for row in report.of(distances) if row.kind == "all" and row.text == ANSWERS]
     placed = [row for row in rows if row.checkpoint is not None and row.equivalent_bits.point is not None]
     if not placed:
         return ""
@@ -200,7 +211,7 @@ def _parts(report: Report, rows: Sequence[DistanceRow], place: str, what: str) -
 DISTANCES: Table[DistanceRow] = Table(
     name="distances",
     title="Distance from the teacher",
-    rows=lambda report: report.distances,
+    rows=lambda report: report.of(distances),
     columns=(
         label_column(),
         Column("trained_again", value=lambda report, row: int(row.is_retrained)),

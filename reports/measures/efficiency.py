@@ -30,7 +30,7 @@ from evalsuite.reports.blocks import Block, Fold, Text, charts
 from evalsuite.reports.figures.figure import Figure, Values, figure, text
 from evalsuite.reports.measure import MEASURES, Measure
 from evalsuite.reports.measures.efficiency_charts import efficiency_charts
-from evalsuite.reports.records.efficiency import EfficiencyRow, Spread
+from evalsuite.reports.records.efficiency import EfficiencyRow, Spread, read_efficiency
 from evalsuite.reports.references.efficiency import PaperRatio, paper_ratios
 from evalsuite.reports.report import Report
 from evalsuite.reports.section import section
@@ -90,6 +90,11 @@ def _note(report: Report, row: EfficiencyRow) -> str:
     return f"{status}: {row.detail}" if status and row.detail else status
 
 
+def efficiency(report: Report) -> list[EfficiencyRow]:
+    """The measurements of all runs, under the labels of their files."""
+    return read_efficiency(report.runs)
+
+
 def measured(report: Report) -> list[EfficiencyRow]:
     """The measurements with the report's labels and teachers."""
     teachers = {
@@ -110,7 +115,7 @@ def measured(report: Report) -> list[EfficiencyRow]:
                 "label": labels.get(row.weights_id, row.label),
             }
         )
-        for row in report.efficiency
+        for row in report.of(efficiency)
     ]
 
 
@@ -438,7 +443,7 @@ def pareto_front(points: Sequence[tuple[float, float]], *, less_is_better: bool)
 
 def _pareto(report: Report, where: Setting) -> list[Figure]:
     """Recovery against decode speed, and against the cache per sequence."""
-    rows = [row for row in report.efficiency if setting(row) == where]
+    rows = [row for row in report.of(efficiency) if setting(row) == where]
     students = {i: report.checkpoints[i].plan.weights_id for i in report.students()}
     if not report.protocols:
         return []

@@ -13,8 +13,9 @@ from evalsuite.reports.figures.charts import layer_strip
 from evalsuite.reports.figures.figure import Figure, Values, figure, text
 from evalsuite.reports.figures.plots import Axis, Curve, Point, curves
 from evalsuite.reports.measure import MEASURES, Measure
+from evalsuite.reports.measures.ablations import ablations
 from evalsuite.reports.measures.scaling import comparable_students, recovery_charts
-from evalsuite.reports.records.sidecars import Selection
+from evalsuite.reports.records.sidecars import Selection, read_selections
 from evalsuite.reports.report import Report
 from evalsuite.reports.section import section
 from evalsuite.reports.statistics.agreement import WINDOW, stability
@@ -22,6 +23,11 @@ from evalsuite.reports.table import CSV, Column, Table, Value, label_of
 
 STABLE = 0.9
 """Mean Jaccard similarity above which the paper on KL-guided layer selection calls a selection stable."""
+
+
+def selections(report: Report) -> list[Selection]:
+    """The searches for softmax layers of all runs."""
+    return read_selections(report.runs)
 
 
 def hybrids(report: Report) -> list[int]:
@@ -86,7 +92,7 @@ LAYERS: Table[int] = Table(
     ),
     json_rows=lambda report: LAYERS.cells(report),
 )
-MEASURES.add("layers", Measure(tables=(LAYERS,)))
+MEASURES.add("layers", Measure(tables=(LAYERS,), json={"selections": selections}))
 
 
 def layer_charts(report: Report) -> list[Figure]:
@@ -157,7 +163,7 @@ def _changed_otherwise(report: Report) -> set[int]:
 
     return {
         student
-        for ablation in report.ablations
+        for ablation in report.of(ablations)
         for member in ablation.members
         if member.partner is not None and size(member.checkpoint) == size(member.partner)
         for student in member.runs
@@ -167,10 +173,10 @@ def _changed_otherwise(report: Report) -> set[int]:
 def _probes(report: Report) -> list[Figure]:
     """Scores of the selectors' probe students, one chart per measured quantity."""
     figures = []
-    for what in dict.fromkeys(each.what for s in report.selections for each in s.quality):
+    for what in dict.fromkeys(each.what for s in report.of(selections) for each in s.quality):
         series = [
             Curve(name, points)
-            for selection, name in zip(report.selections, _names(report), strict=True)
+            for selection, name in zip(report.of(selections), _names(report), strict=True)
             if (points := _quality_points(selection, what, name))
         ]
         counts = exact_axis([point.x for curve in series for point in curve.points]).ticks
@@ -328,7 +334,7 @@ def _stability(selection: Selection, name: str) -> Figure | None:
 
 def _names(report: Report) -> list[str]:
     """Selector names, with mixer and number of layers where the name alone is not unique."""
-    names = [selection.selector for selection in report.selections]
+    names = [selection.selector for selection in report.of(selections)]
     titles: dict[str, str] = {}
     for checkpoint in report.checkpoints:
         titles.update(lineage_of(checkpoint.plan).titles)
@@ -336,7 +342,7 @@ def _names(report: Report) -> list[str]:
         name
         if names.count(name) == 1
         else f"{name} ({f'{titles.get(s.mixer, s.mixer)}, ' if s.mixer else ''}{len(s.layers)} layers)"
-        for name, s in zip(names, report.selections, strict=True)
+        for name, s in zip(names, report.of(selections), strict=True)
     ]
 
 
@@ -352,5 +358,5 @@ def layers_section(report: Report) -> list[Block]:
         what = "One square per layer, the first layer on the left; filled squares are softmax layers."
         blocks += [Text(what), LAYERS]
     blocks += charts(layer_charts(report))
-    selectors = zip(report.selections, _names(report), strict=True)
+    selectors = zip(report.of(selections), _names(report), strict=True)
     return [*blocks, *(_selector(selection, name) for selection, name in selectors)]

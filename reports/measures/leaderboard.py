@@ -13,6 +13,9 @@ from evalsuite.reports.analysis.measures.tolerance import ToleranceRow
 from evalsuite.reports.analysis.rows import AverageRow, GapRow
 from evalsuite.reports.analysis.scopes import ALL, INFORMATIVE
 from evalsuite.reports.measure import MEASURES, Measure, usable
+from evalsuite.reports.measures.agreement import tolerance_of
+from evalsuite.reports.measures.distances import distance_of
+from evalsuite.reports.measures.efficiency import efficiency
 from evalsuite.reports.report import Report
 from evalsuite.reports.table import (
     CSV,
@@ -50,8 +53,8 @@ class Entry:
             report=report,
             average=average,
             agreement=report.agreement_with_teacher(*where),
-            tolerance=report.tolerance(*where),
-            distance=report.distance(average.checkpoint) if average.scope in (ALL, INFORMATIVE) else None,
+            tolerance=tolerance_of(report, *where),
+            distance=distance_of(report, average.checkpoint) if average.scope in (ALL, INFORMATIVE) else None,
             gap=report.gap(average.checkpoint),
         )
 
@@ -89,7 +92,7 @@ def _cost(quantity: Quantity) -> Callable[[Report, Entry], Value]:
         if own.teacher is None or entry.average.scope != ALL:
             return None
         teacher = report.checkpoints[own.teacher].plan.weights_id
-        return typical_ratio(report.efficiency, own.plan.weights_id, teacher, quantity)
+        return typical_ratio(report.of(efficiency), own.plan.weights_id, teacher, quantity)
 
     return value
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from markupsafe import Markup
 
 from evalsuite.reports import formatting
-from evalsuite.reports.analysis.paper_comparison import PaperRow
+from evalsuite.reports.analysis.paper_comparison import PaperOrder, PaperRow, paper_orders, paper_rows
 from evalsuite.reports.blocks import Block, Fold, Text, Texts
 from evalsuite.reports.figures.axes import Axis, nice_axis
 from evalsuite.reports.figures.figure import Values
@@ -14,7 +14,7 @@ from evalsuite.reports.figures.row_charts import axis_mark, interval_mark
 from evalsuite.reports.findings import order_sentences
 from evalsuite.reports.measure import MEASURES, Measure
 from evalsuite.reports.measures.paper_tables import paper_tables
-from evalsuite.reports.report import Report
+from evalsuite.reports.report import Report, resampled
 from evalsuite.reports.section import section
 from evalsuite.reports.table import CSV, PAGE, Column, Table, label_column, teacher_column, weights_column
 
@@ -26,6 +26,16 @@ ELSEWHERE = (
     "Scores as printed in the papers, for benchmarks of this report. Models, prompts and budgets differ, so "
     "they are not directly comparable."
 )
+
+
+def paper_comparison(report: Report) -> list[PaperRow]:
+    """Every student of a mixer of the paper, over the shared benchmarks."""
+    return paper_rows(report.of(resampled)["loglikelihood"])
+
+
+def orders(report: Report) -> list[PaperOrder]:
+    """The ranking of the mixers here and in the paper."""
+    return paper_orders(report.of(resampled)["loglikelihood"], report.of(paper_comparison))
 
 
 @section("papers", "Comparison with published results", order=88, nav="Papers")
@@ -41,7 +51,7 @@ def papers_section(report: Report) -> list[Block]:
 
 def _ours(report: Report) -> list[Block]:
     """Nothing if no mixer and benchmark of the paper is in the report."""
-    rows = sorted(report.paper_comparison, key=lambda row: -(row.recovery.point or 0.0))
+    rows = sorted(report.of(paper_comparison), key=lambda row: -(row.recovery.point or 0.0))
     if not rows:
         return []
     names = tuple(dict.fromkeys(name for row in rows for name in row.benchmarks))
@@ -51,7 +61,7 @@ def _ours(report: Report) -> list[Block]:
         "paper's recovery. Chance-normalized values use the chance levels of our documents for both. "
         "Teachers, data, prompts and token budgets differ, so the values are not directly comparable."
     )
-    orders = [sentence for order in report.paper_orders for sentence in order_sentences(report, order)]
+    sentences = [sentence for order in report.of(orders) for sentence in order_sentences(report, order)]
     models = {(row.model, row.scale): row for row in rows if row.model is not None}
     printed = Values(
         ("paper model", *names),
@@ -70,7 +80,7 @@ def _ours(report: Report) -> list[Block]:
     )
     title = "Recovery per benchmark in the paper, in percent"
     return [
-        *map(Text, (about, *orders)),
+        *map(Text, (about, *sentences)),
         _with_marks(rows),
         Text(rows[0].citation, "note"),
         Fold(title, [Texts(printed, title)]),
@@ -112,7 +122,7 @@ def _mark(row: PaperRow, axis: Axis) -> Markup:
 PAPERS: Table[PaperRow] = Table(
     name="paper_comparison",
     title="Comparison with published results",
-    rows=lambda report: report.paper_comparison,
+    rows=lambda report: report.of(paper_comparison),
     columns=(
         label_column(better="lower"),
         weights_column(),
@@ -154,4 +164,4 @@ PAPERS: Table[PaperRow] = Table(
         ),
     ),
 )
-MEASURES.add("papers", Measure(tables=(PAPERS,)))
+MEASURES.add("papers", Measure(tables=(PAPERS,), json={"paper_orders": orders}))

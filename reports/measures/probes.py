@@ -7,12 +7,12 @@ from markupsafe import Markup
 
 from evalsuite.reports import formatting
 from evalsuite.reports.analysis.bootstrap_sample import Estimate
-from evalsuite.reports.analysis.measures.probes import FOUND, MISSED, ProbeRow
+from evalsuite.reports.analysis.measures.probes import FOUND, MISSED, ProbeRow, probe_rows
 from evalsuite.reports.blocks import Block, Part, Text, Texts, charts
 from evalsuite.reports.figures.figure import Figure, Values
 from evalsuite.reports.figures.plots import Axis, Curve, Point, curves, heatmap
 from evalsuite.reports.measure import MEASURES, Measure
-from evalsuite.reports.records.probes import SEGMENTS
+from evalsuite.reports.records.probes import SEGMENTS, read_probes
 from evalsuite.reports.report import Report
 from evalsuite.reports.section import section
 from evalsuite.reports.table import Column, Table, label_column, weights_column
@@ -27,16 +27,21 @@ ABOUT = Markup(
 def probe_section(report: Report) -> list[Block]:
     """One part per benchmark and length, the shortest first."""
     titles = {benchmark.name: benchmark.title for benchmark in report.benchmarks}
-    places = sorted({(row.benchmark, row.context) for row in report.probes})
+    places = sorted({(row.benchmark, row.context) for row in report.of(probes)})
     parts: list[Block] = []
     for benchmark, context in places:
-        rows = [row for row in report.probes if (row.benchmark, row.context) == (benchmark, context)]
+        rows = [row for row in report.of(probes) if (row.benchmark, row.context) == (benchmark, context)]
         title = f"{titles.get(benchmark, benchmark)}, {formatting.tokens(context)} tokens"
         longest = max(length for name, length in places if name == benchmark)
         ranks = _all_ranks(report, rows) if context == longest else []
         figures = charts(_figures(report, rows) + ranks)
         parts.append(Part(title, [Texts(_summary(report, rows), title), *figures]))
     return [Text(ABOUT), *parts] if parts else []
+
+
+def probes(report: Report) -> list[ProbeRow]:
+    """Recurrent states while needles are read, per layer and segment."""
+    return probe_rows(report.tensor, read_probes(report.runs))
 
 
 def _label(report: Report, row: ProbeRow) -> str:
@@ -282,7 +287,7 @@ ESTIMATES = (
 PROBES: Table[ProbeRow] = Table(
     name="probes",
     title="States while a needle is read",
-    rows=lambda report: report.probes,
+    rows=lambda report: report.of(probes),
     columns=(
         label_column(),
         weights_column(),

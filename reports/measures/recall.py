@@ -5,7 +5,13 @@ from dataclasses import dataclass
 
 from evalsuite.reports import formatting
 from evalsuite.reports.analysis.bootstrap_sample import Estimate
-from evalsuite.reports.analysis.measures.recall import RecallRow, against_recovery
+from evalsuite.reports.analysis.measures.recall import (
+    RecallCorrelation,
+    RecallRow,
+    against_recovery,
+    recall_correlations,
+    recall_rows,
+)
 from evalsuite.reports.analysis.rows import BenchmarkRow
 from evalsuite.reports.analysis.scopes import INFORMATIVE
 from evalsuite.reports.analysis.warnings import unread_contexts
@@ -14,9 +20,26 @@ from evalsuite.reports.figures.figure import Figure, Values
 from evalsuite.reports.figures.plots import Axis, Mark, heatmap, scatter
 from evalsuite.reports.measure import MEASURES, Measure
 from evalsuite.reports.records.merging import CellKey
-from evalsuite.reports.report import Report
+from evalsuite.reports.report import Report, resampled
 from evalsuite.reports.section import section
 from evalsuite.reports.table import Column, Table, label_column, teacher_column, weights_column
+
+
+def recall(report: Report) -> list[RecallRow]:
+    """Recall numbers, by context and over the contexts."""
+    return [row for pool in report.of(resampled).values() for row in recall_rows(pool)]
+
+
+def correlations(report: Report) -> list[RecallCorrelation]:
+    """Recovery under log-likelihood, where it is complete, against a recall number in generation."""
+    recoveries = {
+        row.checkpoint: point
+        for row in report.averages
+        if (row.protocol, row.scope) == ("loglikelihood", INFORMATIVE)
+        and not row.missing
+        and (point := row.recovery.point) is not None
+    }
+    return recall_correlations(report.tensor, report.of(recall), recoveries)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,9 +224,9 @@ def recall_numbers(report: Report) -> Values | None:
     """Means over the contexts; three numbers, because one would hide which kind of recall is lost."""
     rows = {
         (row.checkpoint, row.kind, row.protocol): row
-        for row in sorted(report.recall, key=lambda row: row.context is None)
+        for row in sorted(report.of(recall), key=lambda row: row.context is None)
     }
-    titles = {row.kind: row.number.title for row in report.recall}
+    titles = {row.kind: row.number.title for row in report.of(recall)}
     known = {key[1:] for key, row in rows.items() if row.score.interval is not None}
     places = [
         (kind, protocol) for kind in titles for protocol in report.protocols if (kind, protocol) in known
@@ -224,7 +247,7 @@ def recall_numbers(report: Report) -> Values | None:
 
 def _against_recovery(report: Report) -> Figure | None:
     """Students by recovery and a recall number in the shortest context; None for one student."""
-    rows = [row for row in against_recovery(report.recall) if row.context is not None]
+    rows = [row for row in against_recovery(report.of(recall)) if row.context is not None]
     if not rows:
         return None
     title = rows[0].number.title
@@ -266,7 +289,7 @@ def _correlation(report: Report, context: int) -> str:
     names = {"all": "all {} students", "pure": "the {} pure ones", "hybrid": "the {} hybrids"}
     found = [
         f"{formatting.plain(row.rho, 2)} over {names[row.students].format(row.count)}"
-        for row in report.recall_correlations
+        for row in report.of(correlations)
         if row.context == context and len(report.teachers) == 1
     ]
     return f" Spearman's ρ is {', '.join(found)}." if found else ""
@@ -295,7 +318,7 @@ def recall_section(report: Report) -> list[Block]:
 RECALL: Table[RecallRow] = Table(
     name="recall",
     title="Recall",
-    rows=lambda report: report.recall,
+    rows=lambda report: report.of(recall),
     columns=(
         label_column(),
         weights_column(),
@@ -310,4 +333,4 @@ RECALL: Table[RecallRow] = Table(
         Column("recovery", kind="estimate", unit="percent"),
     ),
 )
-MEASURES.add("recall", Measure(tables=(RECALL,)))
+MEASURES.add("recall", Measure(tables=(RECALL,), json={"recall_correlations": correlations}))

@@ -5,13 +5,13 @@ from functools import partial
 
 from evalsuite.reports import formatting
 from evalsuite.reports.analysis.lineage import lineage_of
-from evalsuite.reports.analysis.measures.families import Quantity
-from evalsuite.reports.analysis.measures.scaling import ScalingRow
+from evalsuite.reports.analysis.measures.families import Family, LeftOut, Quantity, families_of
+from evalsuite.reports.analysis.measures.scaling import CrossoverRow, ScalingRow, scaling_rows
 from evalsuite.reports.figures.axes import exact_axis, log_axis
 from evalsuite.reports.figures.figure import Figure
 from evalsuite.reports.figures.plots import Axis, Curve, Point, curves
 from evalsuite.reports.measure import MEASURES, Measure
-from evalsuite.reports.report import Report
+from evalsuite.reports.report import Report, resampled
 from evalsuite.reports.statistics.intervals import Interval
 from evalsuite.reports.table import CSV, PAGE, Column, Table
 
@@ -54,11 +54,24 @@ def _size_scaling(report: Report, protocol: str) -> list[Figure]:
     )
 
 
+def families(report: Report) -> tuple[list[Family], list[LeftOut]]:
+    """Students of one curve by training tokens or teacher size, two or more, and those that are left out."""
+    return families_of(report.tensor)
+
+
+def fitted(report: Report) -> tuple[list[ScalingRow], list[CrossoverRow]]:
+    """Slope and plateau of families of three or more points, and where the lines of two families cross."""
+    found = [
+        scaling_rows(pool, report.informative_names(name)) for name, pool in report.of(resampled).items()
+    ]
+    return [row for rows, _ in found for row in rows], [row for _, rows in found for row in rows]
+
+
 def _families(report: Report, protocol: str, quantity: Quantity) -> dict[Hashable, list[int]]:
     there = set(comparable_students(report, protocol))
     return {
         at: [i for i in family.checkpoints if i in there]
-        for at, family in enumerate(report.families)
+        for at, family in enumerate(report.of(families)[0])
         if family.quantity == quantity
     }
 
@@ -146,7 +159,7 @@ def _left_out(report: Report) -> list[str]:
     return [
         f"Left out of the curves by {what[each.quantity]}: "
         f"{', '.join(report.checkpoints[i].label for i in each.checkpoints)}: {each.why}."
-        for each in report.left_out_of_families
+        for each in report.of(families)[1]
     ]
 
 
@@ -160,7 +173,7 @@ def _crossovers(report: Report) -> list[str]:
         return family_name(report, family[0])
 
     found = []
-    for row in report.crossovers:
+    for row in report.of(fitted)[1]:
         amount = partial(_amount, row.quantity)
         point, span = amount(row.at.point), formatting.ends(row.at.low, row.at.high, amount)
         unit = "training tokens" if row.quantity == "tokens" else "parameters of the teacher"
@@ -183,7 +196,7 @@ def _by(row: ScalingRow) -> str:
 SCALING: Table[ScalingRow] = Table(
     name="scaling",
     title="Scaling",
-    rows=lambda report: report.scaling,
+    rows=lambda report: report.of(fitted)[0],
     columns=(
         Column("name", "mixer", unit="text"),
         Column("by", unit="text", outputs=PAGE, show=lambda report, row: _by(row)),
@@ -223,4 +236,14 @@ SCALING: Table[ScalingRow] = Table(
     notes=lambda report: [*_crossovers(report), *_left_out(report)],
     figures=scaling_views,
 )
-MEASURES.add("scaling", Measure(tables=(SCALING,)))
+MEASURES.add(
+    "scaling",
+    Measure(
+        tables=(SCALING,),
+        json={
+            "families": lambda report: report.of(families)[0],
+            "crossovers": lambda report: report.of(fitted)[1],
+            "left_out_of_families": lambda report: report.of(families)[1],
+        },
+    ),
+)

@@ -9,8 +9,9 @@ from evalsuite.foundation.taxonomy import OUTCOMES
 from evalsuite.reports.analysis.measures.agreement import AgreementRow
 from evalsuite.reports.analysis.measures.flips import MEASURES as FLIPS
 from evalsuite.reports.analysis.measures.informative import InformativeRow
-from evalsuite.reports.analysis.measures.letters import LetterRow
+from evalsuite.reports.analysis.measures.letters import LetterRow, letter_rows
 from evalsuite.reports.analysis.rows import BenchmarkRow
+from evalsuite.reports.json_values import to_json
 from evalsuite.reports.measure import MEASURES, Measure
 from evalsuite.reports.report import Report
 from evalsuite.reports.run import Benchmark, ProtocolSettings
@@ -50,11 +51,20 @@ class ScoreLine:
         return f"log-perplexity ({self.how.metric})"
 
 
+def letters(report: Report) -> list[LetterRow]:
+    """Named answers and their distribution, under generation with choices."""
+    return letter_rows(report.tensor)
+
+
+def _letters_json(report: Report) -> list[dict[str, Any]]:
+    return [{**to_json(row), "is_above_chance": row.is_above_chance} for row in report.of(letters)]
+
+
 def score_lines(report: Report) -> list[ScoreLine]:
     """The measured cells, then the incomplete ones, then those that were not read."""
     plans = {benchmark.name: benchmark for benchmark in report.benchmarks}
     flips = {(r.checkpoint, r.scope, r.protocol, r.context): r for r in report.agreements_by_benchmark}
-    letters = {(r.checkpoint, r.benchmark, r.context): r for r in report.letters}
+    named = {(r.checkpoint, r.benchmark, r.context): r for r in report.of(letters)}
     informative = {(r.teacher, r.benchmark, r.protocol): r for r in report.informative}
     counts_with = _counts_with(report)
     lines = []
@@ -74,7 +84,7 @@ def score_lines(report: Report) -> list[ScoreLine]:
                 counts_with.get(key),
                 informative.get((who, row.benchmark, row.protocol)),
                 flips.get(key),
-                letters.get((row.checkpoint, row.benchmark, row.context))
+                named.get((row.checkpoint, row.benchmark, row.context))
                 if row.protocol == "generation"
                 else None,
             )
@@ -176,4 +186,4 @@ SCORES: Table[ScoreLine] = Table(
         ),
     ),
 )
-MEASURES.add("scores", Measure(tables=(SCORES,)))
+MEASURES.add("scores", Measure(tables=(SCORES,), json={"letters": _letters_json}))

@@ -10,8 +10,9 @@ from evalsuite.reports.analysis.lineage import lineage_of
 from evalsuite.reports.figures.figure import Figure, Values
 from evalsuite.reports.figures.plots import Axis, Curve, Point, curves
 from evalsuite.reports.measure import MEASURES, Measure
-from evalsuite.reports.records.loss_curves import LossCurve
+from evalsuite.reports.records.loss_curves import LossCurve, read_loss_curves
 from evalsuite.reports.report import Report
+from evalsuite.reports.run import Checkpoint
 from evalsuite.reports.table import Column, Table, Value
 
 CAPTION = "Averaged over steps; the first tenth of the stage is omitted."
@@ -25,6 +26,19 @@ MAX_POINTS = 60
 """Points per curve."""
 OUTLIER_RATIO = 8.0
 """Curves whose final loss differs from the median by more than this factor get a chart of their own."""
+
+
+def loss_curves(report: Report) -> list[LossCurve]:
+    """The losses of all runs under the labels of the report; checkpoints that are left out have none."""
+    merged = report.tensor.merged
+
+    def shown(run: int, checkpoint: Checkpoint) -> str | None:
+        return next((each.label for each in merged.checkpoints if each.has(run, checkpoint)), None)
+
+    labels = [
+        {each.label: shown(run, each) for each in plan.checkpoints} for run, plan in enumerate(merged.plans)
+    ]
+    return read_loss_curves(report.runs, labels)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +57,7 @@ def trained(report: Report) -> list[Trained]:
         for stage in lineage_of(checkpoint.plan).stages
     }
     found = []
-    for losses in report.loss_curves:
+    for losses in report.of(loss_curves):
         # A student without scores has no lineage; it takes the objective of the stage if there is only one.
         known = {objective for (_, stage), objective in objectives.items() if stage == losses.stage}
         default = known.pop() if len(known) == 1 else ""

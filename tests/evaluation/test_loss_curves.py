@@ -17,7 +17,7 @@ from evalsuite.evaluation.shards.export import export_shard
 from evalsuite.evaluation.shards.merge import merge_shards
 from evalsuite.foundation import DataError
 from evalsuite.reports import compare
-from evalsuite.reports.measures.training import training_views
+from evalsuite.reports.measures.training import loss_curves, training_views
 from evalsuite.reports.records.loss_curves import loss_curve_path, read_loss_curves
 from evalsuite.reports.run import write_manifest
 
@@ -72,7 +72,7 @@ def test_loss_curves_are_copied_and_plotted(crew: Any, suite: Path, tmp_path: Pa
         (label, stage, 40, last) for label in "abc" for stage, last in (("align", 2560), ("kd", 5120))
     ]
     report = compare([run], tmp_path / "out").report
-    assert report.loss_curves == tuple(losses)
+    assert report.of(loss_curves) == losses
     titles = [figure.title for figure in training_views(report)]
     assert titles == ["Loss in stage 'align'", "Loss in stage 'kd'"]
 
@@ -119,7 +119,7 @@ def test_loss_curve_travels_with_a_shard(crew: Any, suite: Path, tmp_path: Path)
         == 0
     )
     assert curves(home) == {"x%2Fb.jsonl": generated}
-    assert [each.label for each in compare([home], tmp_path / "out").report.loss_curves] == ["x/b", "x/b"]
+    assert [each.label for each in compare([home], tmp_path / "out").report.of(loss_curves)] == ["x/b", "x/b"]
     # Where its weights are known by another name, it has that name.
     manifest = read_built(home)
     names = {"x/b": "mine"}

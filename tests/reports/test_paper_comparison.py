@@ -10,6 +10,7 @@ from scipy.stats import kendalltau
 
 from evalsuite.reports import compare
 from evalsuite.reports.findings import order_sentences
+from evalsuite.reports.measures.papers import orders, paper_comparison
 from evalsuite.reports.references.papers import MODELS, linearizing_scores
 from evalsuite.reports.report import Report
 
@@ -68,7 +69,7 @@ TEACHER = {"arc_easy": 0.9, "piqa": 0.9, "hellaswag": 0.9, "mmlu": 0.3}
 
 def test_ranking_has_one_finished_student_per_mixer_of_the_main_recipe(made: tuple[Report, Path]) -> None:
     report, _ = made
-    (order,) = report.paper_orders
+    (order,) = report.of(orders)
     labels = [report.checkpoints[i].label for i in order.checkpoints]
     assert labels == list(ABILITY)
     theirs = {
@@ -85,9 +86,10 @@ def test_ranking_has_one_finished_student_per_mixer_of_the_main_recipe(made: tup
 
 def test_ties_allow_for_documents_and_training_seeds(made: tuple[Report, Path]) -> None:
     report, _ = made
-    (order,) = report.paper_orders
+    (order,) = report.of(orders)
     points = {
-        report.checkpoints[row.checkpoint].label: row.recovery.point or 0.0 for row in report.paper_comparison
+        report.checkpoints[row.checkpoint].label: row.recovery.point or 0.0
+        for row in report.of(paper_comparison)
     }
     seeds = [points[f"gated_deltanet{end}"] for end in ("", "-seed1", "-seed2")]
     assert order.deviation == pytest.approx(stdev(seeds))
@@ -108,7 +110,7 @@ def test_ties_allow_for_documents_and_training_seeds(made: tuple[Report, Path]) 
 
 def test_students_without_counterpart_use_the_same_benchmarks(made: tuple[Report, Path]) -> None:
     report, out = made
-    rows = {report.checkpoints[row.checkpoint].label: row for row in report.paper_comparison}
+    rows = {report.checkpoints[row.checkpoint].label: row for row in report.of(paper_comparison)}
     assert rows["hybrid"].paper_recovery is None
     assert rows["hybrid"].benchmarks == rows["gla"].benchmarks
     assert set(rows["gla"].benchmarks) == set(NAMES.values())
@@ -118,7 +120,7 @@ def test_students_without_counterpart_use_the_same_benchmarks(made: tuple[Report
         sum(gla[n] - c for n, c in chance.items()) / sum(teacher[n] - c for n, c in chance.items())
     )
     lines = (out / "paper_comparison.csv").read_text().splitlines()
-    assert len(lines) == 1 + len(report.paper_comparison)
+    assert len(lines) == 1 + len(report.of(paper_comparison))
     page = (out / "index.html").read_text()
     assert "Order of the 5 mixers here: gla" in page
     markdown = (out / "report.md").read_text()

@@ -15,6 +15,9 @@ from pydantic import BaseModel
 from evalsuite.foundation import RunFolderError, write_bytes
 from evalsuite.reports.exports.redact import last_components, without_paths
 from evalsuite.reports.exports.samples.rows import merged_score_files
+from evalsuite.reports.measures.efficiency import efficiency as measurements
+from evalsuite.reports.measures.layers import selections
+from evalsuite.reports.measures.training import loss_curves
 from evalsuite.reports.records import distances, efficiency, probes
 from evalsuite.reports.records.loss_curves import LossCurve, loss_curve_path
 from evalsuite.reports.records.merging import MergedPlan
@@ -84,17 +87,18 @@ def _files(report: Report, folder: Path, redacted: bool) -> Iterator[tuple[str, 
     for table in (distances.TABLE, probes.TABLE):
         if (frame := _of_selected(table, merged)) is not None:
             yield table.name, table.pack(frame, folder / table.name, compression_level=19)
-    for label, lines in _curve_lines(report.loss_curves).items():
+    for label, lines in _curve_lines(report.of(loss_curves)).items():
         yield loss_curve_path(Path(), label).as_posix(), _jsonl(lines)
-    doctor, selections, costs = (
-        _distinct(models, redacted) for models in (report.doctor, report.selections, report.efficiency)
+    doctor, searches, costs = (
+        _distinct(models, redacted)
+        for models in (report.doctor, report.of(selections), report.of(measurements))
     )
     if environment := _environment(report.environments):
         yield "environment.json", _json(environment, indent=2)
     if doctor:
         yield "doctor.json", _json({"schema": 1, "checkpoints": doctor}, indent=2)
-    if selections:
-        yield "selection.json", _json(selections, indent=2)
+    if searches:
+        yield "selection.json", _json(searches, indent=2)
     if costs:
         yield efficiency.FILE, _jsonl(costs)
     yield FILE, _json(manifest, indent=2)

@@ -15,6 +15,7 @@ from evalsuite.evaluation.distances.passages import answer_parts, parse_texts, t
 from evalsuite.foundation import ConfigError, DataError, RunFolderError
 from evalsuite.models import load_checkpoint
 from evalsuite.models.diagnostics.quantization import BITS, quantized
+from evalsuite.reports.measures.distances import distance_of, distances
 from evalsuite.reports.records.distances import FILE, read_distance_file
 from evalsuite.reports.report import build_report
 
@@ -68,15 +69,17 @@ def test_a_rounded_student_lies_on_its_mark_of_the_yardstick(run: Path, student:
     assert set(frame[frame["text"] == "answers"]["source"]) == {"pocket_facts", "pocket_cloze"}
     assert set(frame["bits"].dropna().astype(int)) == set(BITS)
     report = build_report([run])
-    mine = report.distance(1)
-    mark = next(r for r in report.distances if (r.bits, r.text, r.kind) == (3, "answers", "all"))
+    mine = distance_of(report, 1)
+    mark = next(r for r in report.of(distances) if (r.bits, r.text, r.kind) == (3, "answers", "all"))
     assert mine.kl.point == pytest.approx(mark.kl.point, rel=1e-4, abs=1e-7)
     assert mine.agreement.point == mark.agreement.point
     assert mine.equivalent_bits.point == pytest.approx(3, abs=0.01)
     assert (mine.documents, mine.tokens) == (mark.documents, mark.tokens)
-    kl = {r.bits: r.kl.point for r in report.distances if (r.text, r.kind) == ("answers", "all") and r.bits}
+    kl = {
+        r.bits: r.kl.point for r in report.of(distances) if (r.text, r.kind) == ("answers", "all") and r.bits
+    }
     assert kl[2] > kl[3] > kl[4]
-    classes = {r.group for r in report.distances if (r.text, r.kind) == ("world", "token_class")}
+    classes = {r.group for r in report.of(distances) if (r.text, r.kind) == ("world", "token_class")}
     assert "copied" in classes
 
 

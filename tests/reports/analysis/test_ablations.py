@@ -12,8 +12,9 @@ from scipy.stats import kendalltau, t
 from evalsuite.foundation import DataError
 from evalsuite.reports import compare, findings
 from evalsuite.reports.findings import replicate_sentences
+from evalsuite.reports.measures.ablations import ablations
 from evalsuite.reports.measures.layers import layer_charts
-from evalsuite.reports.measures.training import training_views
+from evalsuite.reports.measures.training import loss_curves, training_views
 from evalsuite.reports.records.loss_curves import read_loss_curves
 from evalsuite.reports.report import Report
 
@@ -76,7 +77,7 @@ def made(synthetic: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -
 def test_variant_is_compared_with_its_reference(made: tuple[Report, Path, Path]) -> None:
     report, _, _ = made
     label = {i: checkpoint.label for i, checkpoint in enumerate(report.checkpoints)}
-    groups = {each.base: each for each in report.ablations}
+    groups = {each.base: each for each in report.of(ablations)}
     assert set(groups) == {"plain", "tune"}
     members = {label[m.checkpoint]: m for m in groups["plain"].members}
     partners = {name: None if m.partner is None else label[m.partner] for name, m in members.items()}
@@ -97,7 +98,7 @@ def test_variant_is_compared_with_its_reference(made: tuple[Report, Path, Path])
 def test_differences_over_common_seeds(made: tuple[Report, Path, Path]) -> None:
     report, _, out = made
     at = {checkpoint.label: i for i, checkpoint in enumerate(report.checkpoints)}
-    (plain,) = [each for each in report.ablations if each.base == "plain"]
+    (plain,) = [each for each in report.of(ablations) if each.base == "plain"]
     members = {member.checkpoint: member for member in plain.members}
     assert members.keys() == {at[name] for name in ("gla", "heads", "ce", "ce-long")}
     assert not members[at["ce"]].repeats
@@ -120,7 +121,7 @@ def test_differences_over_common_seeds(made: tuple[Report, Path, Path]) -> None:
 
 def test_agreement_of_protocols_on_variants(made: tuple[Report, Path, Path]) -> None:
     report, _, out = made
-    (tune,) = [each for each in report.ablations if each.base == "tune"]
+    (tune,) = [each for each in report.of(ablations) if each.base == "tune"]
     names = [report.checkpoints[i].label for i in tune.both]
     assert set(names) == set(LOGLIKELIHOOD)
     expected = kendalltau([LOGLIKELIHOOD[n] for n in names], [GENERATION[n] for n in names]).statistic
@@ -137,7 +138,7 @@ def test_of_many_variants_the_first_is_named(
     made: tuple[Report, Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(findings, "LISTED", 3)
-    (tune,) = (each for each in made[0].ablations if each.base == "tune")
+    (tune,) = (each for each in made[0].of(ablations) if each.base == "tune")
     sentence = findings.ablation_sentence(made[0], tune)
     first = "the first of 4 is tune-kd-full under log-likelihood and tune-kd-part under generation"
     assert sentence.startswith(f"On documents evaluated under both protocols, {first} (Kendall τ")
@@ -195,7 +196,7 @@ def test_loss_charts_per_stage(made: tuple[Report, Path, Path]) -> None:
     assert [(each.label, each.stage, len(each.values)) for each in losses] == [
         (label, stage, 200) for label in ("gla", "retnet") for stage in ("mixer", "kd")
     ]
-    assert report.loss_curves == tuple(losses)
+    assert report.of(loss_curves) == losses
     page = (out / "index.html").read_text()
     last = np.mean([2 / (step + 1) for step in range(196, 200)])  # The curve starts after 20 of 200 steps.
     rows = [

@@ -14,7 +14,7 @@ import yaml
 from evalsuite.reports import compare, load_policy, policy_from_options, run_gate
 from evalsuite.reports.analysis.result_tensor import load_result_tensor
 from evalsuite.reports.blocks import Part, Text
-from evalsuite.reports.measures.recall import recall_section
+from evalsuite.reports.measures.recall import recall, recall_section
 from evalsuite.reports.measures.scores import SCORES
 from evalsuite.reports.report import build_report
 from evalsuite.reports.run import read_manifest, write_manifest
@@ -70,7 +70,9 @@ def test_unread_context_is_named_and_not_missing(run: Path) -> None:
     (part,) = (block for block in recall_section(report) if isinstance(block, Part))
     assert Text(f"S-NIAH-1 at 1,024 tokens: not read by 'short', which {WHY}.") in part.blocks
     # Its mean over the contexts is not that of the others: it has none, and no rank.
-    means = {row.checkpoint: row for row in report.recall if row.kind == "needles" and row.context is None}
+    means = {
+        row.checkpoint: row for row in report.of(recall) if row.kind == "needles" and row.context is None
+    }
     assert means[short].score.interval is None
     ranks = {
         row.checkpoint: row.rank

@@ -18,6 +18,10 @@ from evalsuite.reports.analysis.result_tensor import load_result_tensor
 from evalsuite.reports.comparison import compare
 from evalsuite.reports.exports.report_json import report_json
 from evalsuite.reports.json_values import to_json
+from evalsuite.reports.measures.agreement import tolerances
+from evalsuite.reports.measures.recall import recall
+from evalsuite.reports.measures.scaling import fitted
+from evalsuite.reports.measures.scores import letters
 from evalsuite.reports.records.score_files import score_path
 from evalsuite.reports.report import Report, build_report
 from evalsuite.reports.run import read_manifest, write_manifest
@@ -99,8 +103,10 @@ def numbers(report: Report, without: str) -> dict[str, Any]:
         ]
 
     parts = ("averages", "drops", "gaps", "pairs", "scores", "agreements", "agreements_by_benchmark")
-    more = ("tolerances", "informative", "scaling", "recall", "replicates", "letters")
-    return {name: rows(getattr(report, name)) for name in (*parts, *more)} | {
+    found = {name: rows(getattr(report, name)) for name in (*parts, "informative", "replicates")}
+    found |= {compute.__name__: rows(report.of(compute)) for compute in (tolerances, recall, letters)}
+    return found | {
+        "scaling": rows(report.of(fitted)[0]),
         "documents": report.documents,
         "agreement": to_json(report.agreement),
     }

@@ -7,6 +7,7 @@ import pytest
 
 from evalsuite.reports.comparison import compare
 from evalsuite.reports.formatting import headline
+from evalsuite.reports.measures.papers import paper_comparison
 from evalsuite.reports.report import Report
 from tests.reports.score_edits import edit_rows
 
@@ -82,7 +83,7 @@ def test_intermediate_checkpoints_are_not_ranked(zoo: tuple[Report, Path]) -> No
         if (row.protocol, row.scope) == ("loglikelihood", "all")
     }
     assert ranks == {"t": None, "gla": 1, "half": None, "heads": 3, "ce": 2, "retnet": 4}
-    assert {report.checkpoints[row.checkpoint].label for row in report.paper_comparison} == set(ranks) - {
+    assert {report.checkpoints[row.checkpoint].label for row in report.of(paper_comparison)} == set(ranks) - {
         "t",
         "half",
     }

@@ -16,6 +16,7 @@ from evalsuite.reports.analysis.replicates import replicates_of
 from evalsuite.reports.analysis.result_tensor import load_result_tensor
 from evalsuite.reports.analysis.scopes import weights_of
 from evalsuite.reports.findings import replicate_sentences
+from evalsuite.reports.measures.papers import paper_comparison
 from evalsuite.reports.references.papers import (
     CITATIONS,
     linearizing_scores,
@@ -356,7 +357,7 @@ def test_recovery_is_compared_with_the_paper(synthetic: SimpleNamespace, tmp_pat
         synthetic.SyntheticBenchmark("piqa", "PIQA", "common_sense", 100, chance=0.5),
         synthetic.SyntheticBenchmark("mine", "Mine", "knowledge", 100),
     ]
-    rows = build_report([synthetic.make_run(tmp_path, benchmarks, answerers)]).paper_comparison
+    rows = build_report([synthetic.make_run(tmp_path, benchmarks, answerers)]).of(paper_comparison)
     assert [(row.checkpoint, row.model, row.scale, row.benchmarks) for row in rows] == [
         (1, "Gated DeltaNet", "140M", ("ARC-E", "PIQA")),
         # The paper has no hybrids; its figures are on the same benchmarks.

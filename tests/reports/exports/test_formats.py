@@ -20,6 +20,7 @@ from evalsuite.reports import RunSelection
 from evalsuite.reports.exports.every_eval_ever import _record
 from evalsuite.reports.exports.formats import export
 from evalsuite.reports.imports import import_logs
+from evalsuite.reports.measures.distances import distance_of
 from evalsuite.reports.records.distances import write_distances
 from evalsuite.reports.report import Report, build_report
 from evalsuite.reports.run import HubDataset, read_manifest, write_manifest
@@ -161,7 +162,7 @@ def test_distances_are_stated_if_they_were_measured(run: Path, tmp_path: Path) -
     ]
     write_distances(run, pd.DataFrame(rows))
     (path,) = export([run], "model-card", tmp_path / "with").files
-    row = build_report([run]).distance(1)
+    row = distance_of(build_report([run]), 1)
     assert row is not None
     assert row.equivalent_bits.point is not None
     shown = f"| right answers of the benchmarks | 20 | 80 | {row.kl.point:.3g} ("

@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 from evalsuite.reports import compare
+from evalsuite.reports.measures.distances import distance_of, distances
 from evalsuite.reports.records.distances import write_distances
 from evalsuite.reports.run import read_manifest
 from tests.reports.page.test_sections import Sections
@@ -55,17 +56,17 @@ def test_students_stand_between_roundings_of_the_teacher(small_run: Path, tmp_pa
     yardstick = figures["Distance: right answers"]
     (students,) = yardstick["data"]
     assert yardstick["layout"]["yaxis"]["ticktext"] == ["strong", "weak (trained again)"]
-    expected = [comparison.report.distance(checkpoint).kl.point for checkpoint in (1, 2)]
+    expected = [distance_of(comparison.report, checkpoint).kl.point for checkpoint in (1, 2)]
     assert students["x"] == pytest.approx(expected, rel=1e-4)
     assert [mark["text"] for mark in yardstick["layout"]["annotations"]] == ["8", "4", "2"]
     places = [shape["x0"] for shape in yardstick["layout"]["shapes"]]
     assert places[0] < students["x"][0] < places[1] < students["x"][1] < places[2]
-    answers = [row for row in comparison.report.distances if (row.text, row.kind) == ("answers", "all")]
+    answers = [row for row in comparison.report.of(distances) if (row.text, row.kind) == ("answers", "all")]
     (documents,) = {row.documents for row in answers}
     assert f"KL(teacher ‖ student) over {documents} documents." in page.text["distance"]
     by_position = figures["Distance by position in the text: held-out"]
     assert by_position["layout"]["xaxis"]["ticktext"] == ["0-1023", "1024-2047"]
-    bits = comparison.report.distance(1).equivalent_bits.point
+    bits = distance_of(comparison.report, 1).equivalent_bits.point
     assert f"strong is as far from its teacher as rounding it to {bits:.1f} bits" in page.text["distance"]
     assert "bits" in page.rows["recovery"][0]
     assert "other weights than those that were scored" in page.text["distance"]

@@ -10,6 +10,7 @@ import pytest
 
 from evalsuite.reports import compare
 from evalsuite.reports.analysis.measures.probes import ProbeRow
+from evalsuite.reports.measures.probes import probes
 from evalsuite.reports.records.probes import FILE, SEGMENTS, read_probe_file, write_probes
 from evalsuite.reports.run import read_manifest
 from tests.reports.page.test_sections import Sections
@@ -73,7 +74,7 @@ def run(small_run: Path, tmp_path: Path) -> Path:
 
 def test_rows_are_means_over_documents_and_heads(run: Path, tmp_path: Path) -> None:
     comparison = compare([run], tmp_path / "out", samples=False)
-    rows = comparison.report.probes
+    rows = comparison.report.of(probes)
 
     def one(segment: str = "question", group: str = "all", layer: int = 0) -> ProbeRow:
         (row,) = (
@@ -145,7 +146,7 @@ def test_a_state_without_decay_has_no_half_life(run: Path, tmp_path: Path) -> No
     rows.loc[kept, ["log_decay", "slowest_log_decay"]] = 0.0
     write_probes(run, rows)
     comparison = compare([run], tmp_path / "out", samples=False)
-    row = next(r for r in comparison.report.probes if (r.checkpoint, r.layer) == (1, 0))
+    row = next(r for r in comparison.report.of(probes) if (r.checkpoint, r.layer) == (1, 0))
     assert row.half_life.why == row.longest_half_life.why == "the state does not decay"
     page = Sections(comparison.page.read_text())
     assert "no decay" in page.rows["probe"][1]

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from evalsuite.reports.blocks import Charts, Part
-from evalsuite.reports.measures.recall import recall_section
+from evalsuite.reports.measures.recall import recall, recall_section
 from evalsuite.reports.report import Report, build_report
 
 
@@ -54,7 +54,7 @@ def test_students_are_placed_by_recovery_and_needles_of_the_shortest_context(
     (points,) = drawn["data"]
     needles = {
         row.checkpoint: 100 * row.score.point
-        for row in report.recall
+        for row in report.of(recall)
         if (row.kind, row.context) == ("needles", 512)
     }
     assert points["y"] == pytest.approx([needles[1], needles[2]], rel=1e-4)

@@ -15,8 +15,11 @@ from evalsuite.foundation import ConfigError
 from evalsuite.reports import compare, load_policy
 from evalsuite.reports.analysis.measures.efficiency import setting, settings
 from evalsuite.reports.analysis.result_tensor import load_result_tensor
+from evalsuite.reports.measures.agreement import tolerances
+from evalsuite.reports.measures.efficiency import efficiency
 from evalsuite.reports.measures.efficiency_charts import efficiency_charts
 from evalsuite.reports.measures.leaderboard import LEADERBOARD
+from evalsuite.reports.measures.recall import recall
 from evalsuite.reports.page.render import render_page
 from evalsuite.reports.records.efficiency import read_efficiency
 from evalsuite.reports.records.sidecars import Selection, read_selections
@@ -128,7 +131,7 @@ def test_tolerance_curves_are_those_of_the_report(made: tuple[Report, Sections])
     for trace in figure["data"]:
         (row,) = (
             row
-            for row in report.tolerances
+            for row in report.of(tolerances)
             if (row.checkpoint, row.protocol, row.scope)
             == (index[trace["name"]], "loglikelihood", "informative")
         )
@@ -148,7 +151,9 @@ def test_recall_is_three_numbers_at_most(made: tuple[Report, Sections]) -> None:
     ]
     index = [s.label for s in report.checkpoints].index("gla-135m")
     (needles,) = (
-        row for row in report.recall if (row.checkpoint, row.kind, row.context) == (index, "needles", None)
+        row
+        for row in report.of(recall)
+        if (row.checkpoint, row.kind, row.context) == (index, "needles", None)
     )
     row = next(row for row in rows if row[0] == "gla-135m")
     assert row[1].startswith(f"{100 * needles.score.point:.1f} (")
@@ -302,7 +307,7 @@ def test_cost_is_the_efficiency_records(made: tuple[Report, Sections], rich_run:
 
 def test_crossovers_are_those_of_the_measurements(made: tuple[Report, Sections]) -> None:
     report, page = made
-    student = next(row.label for row in report.efficiency if row.label != "SmolLM2-135M")
+    student = next(row.label for row in report.of(efficiency) if row.label != "SmolLM2-135M")
     (found,) = (row[1:] for row in page.rows["cost"] if row[0] == student and len(row) == 6)
     # 0.01 T (1 + T / 32768) against 0.015 T: they are equal at T = 16384.
     assert found[0].startswith("from 16,384 (")
@@ -312,7 +317,7 @@ def test_crossovers_are_those_of_the_measurements(made: tuple[Report, Sections])
 def test_the_leaderboard_has_cost_at_32k_or_the_longest_context(made: tuple[Report, Sections]) -> None:
     report, _ = made
     rows = list(csv.DictReader(io.StringIO(LEADERBOARD.csv(report))))
-    student = next(row.label for row in report.efficiency if row.label != "SmolLM2-135M")
+    student = next(row.label for row in report.of(efficiency) if row.label != "SmolLM2-135M")
     found = [row for row in rows if row["label"] == student and row["scope"] == "all"]
     assert found
     for row in found:

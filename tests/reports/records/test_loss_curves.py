@@ -9,6 +9,7 @@ import pytest
 
 from evalsuite.foundation import DataError
 from evalsuite.reports import compare
+from evalsuite.reports.measures.training import loss_curves
 from evalsuite.reports.records.loss_curves import (
     label_of,
     loss_curve_path,
@@ -82,7 +83,7 @@ def test_student_of_two_runs_has_one_curve(synthetic: SimpleNamespace, tmp_path:
     for each in (first, second):
         put(each, "never evaluated", 6.0, 6.0)
     put(second, "gla", 7.0, 7.0)
-    losses = compare([first, second], tmp_path / "out").report.loss_curves
+    losses = compare([first, second], tmp_path / "out").report.of(loss_curves)
     assert [(each.label, each.values[0]) for each in losses] == [
         ("gla", 3.0),
         ("gla (second)", 7.0),
@@ -132,4 +133,4 @@ def test_curves_of_students_that_are_not_selected_are_left_out(small_run: Path, 
     for label in ("strong", "weak"):
         (run / "training" / f"{label}.jsonl").write_text('{"stage": "kd", "tokens": 32, "loss": 2.5}\n')
     report = build_report([run], RunSelection(checkpoints=("weak",)))
-    assert [curve.label for curve in report.loss_curves] == ["weak"]
+    assert [curve.label for curve in report.of(loss_curves)] == ["weak"]

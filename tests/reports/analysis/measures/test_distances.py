@@ -12,7 +12,7 @@ from evalsuite.reports import policy_from_options, run_gate
 from evalsuite.reports.analysis.counting import Counting
 from evalsuite.reports.analysis.measures.distances import DistanceRow, distance_rows
 from evalsuite.reports.exports.loss_statement import loss_statement
-from evalsuite.reports.measures.distances import DISTANCES
+from evalsuite.reports.measures.distances import DISTANCES, distance_of
 from evalsuite.reports.measures.leaderboard import LEADERBOARD, Entry
 from evalsuite.reports.records.distances import COLUMNS as FIELDS
 from evalsuite.reports.records.distances import FILE, read_distance_file, read_distances, write_distances
@@ -222,7 +222,7 @@ def test_report_columns_and_gate_read_the_run_folder(small_run: Path, tmp_path: 
         documents = [f"d{i}" for i in range(50)]
         write_distances(run, frame_of(doc_id=documents, kl=kl, weights_id=ids[label], teacher=ids["teacher"]))
     report = build_report([run])
-    weak = report.distance(2)
+    weak = distance_of(report, 2)
     assert weak.kl.point == pytest.approx(0.9, abs=0.1)
     entry = Entry.of(report, report.average(2, "loglikelihood"))
     assert LEADERBOARD.column("kl").text(report, entry) == f"{weak.kl.point:.3f}"

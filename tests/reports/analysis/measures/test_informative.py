@@ -13,7 +13,7 @@ import pytest
 from evalsuite.reports import compare
 from evalsuite.reports.analysis.measures.informative import informative_names
 from evalsuite.reports.formatting import headline
-from evalsuite.reports.measures.scores import SCORES
+from evalsuite.reports.measures.scores import SCORES, letters
 from evalsuite.reports.report import Report, build_report
 from evalsuite.reports.run import read_manifest, write_manifest
 from tests.reports.score_edits import Row, edit_rows
@@ -210,7 +210,7 @@ def test_letters_show_who_always_says_a(synthetic: SimpleNamespace, tmp_path: Pa
         }
 
     edit_rows(run, "good", "generation", say_a)
-    teacher, student = build_report([run]).letters
+    teacher, student = build_report([run]).of(letters)
     assert student.letters == {"a": 1.0, "b": 0.0, "c": 0.0, "d": 0.0}
     assert student.named == 0.8
     assert student.accuracy_among_named.point == pytest.approx(0.25, abs=0.06)
@@ -229,7 +229,7 @@ def test_accuracy_among_named_is_wider_with_clusters(synthetic: SimpleNamespace,
             [synthetic.SyntheticBenchmark("a", "A", "knowledge", 400, cluster_size=size)],
             [synthetic.SyntheticCheckpoint("t", lambda *_: 0.6, "teacher")],
         )
-        (row,) = build_report([run]).letters
+        (row,) = build_report([run]).of(letters)
         assert row.accuracy_among_named.point == pytest.approx(0.6, abs=0.12)
         widths.append(row.accuracy_among_named.interval.width)
     assert widths[1] > 1.5 * widths[0]

@@ -13,7 +13,7 @@ from evalsuite.reports.admission import admit
 from evalsuite.reports.analysis.measures.admission import AdmissionRule
 from evalsuite.reports.analysis.warnings import teachers_below_chance
 from evalsuite.reports.measures.gap import GAP
-from evalsuite.reports.measures.scores import SCORES
+from evalsuite.reports.measures.scores import SCORES, letters
 from evalsuite.reports.report import Report, build_report
 from tests.reports.score_edits import Row, edit_rows
 
@@ -41,7 +41,7 @@ def run_with(
 
 
 def measures(report: Report) -> list[Any]:
-    return [report.letters, report.agreements_by_benchmark, report.agreements, report.informative]
+    return [report.of(letters), report.agreements_by_benchmark, report.agreements, report.informative]
 
 
 @pytest.mark.parametrize("outcome", ["guessed", "ran_on"])
@@ -53,7 +53,7 @@ def test_an_answer_that_the_response_does_not_name_is_none(
     named = run_with(synthetic, tmp_path / "named", "ok")
     report = build_report([run])
     assert measures(report) == measures(build_report([silent])) != measures(build_report([named]))
-    assert [row.named for row in report.letters] == pytest.approx([2 / 3, 2 / 3])
+    assert [row.named for row in report.of(letters)] == pytest.approx([2 / 3, 2 / 3])
     rule = AdmissionRule(min_documents=100)
     (decision,), (free,) = (admit(each, "t", rule) for each in (run, named))
     assert free.is_admitted

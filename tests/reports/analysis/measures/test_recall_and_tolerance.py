@@ -11,6 +11,8 @@ from evalsuite.reports.analysis.bootstrap_sample import Estimate
 from evalsuite.reports.analysis.measures.recall import recall_correlations
 from evalsuite.reports.analysis.measures.tolerance import critical, shortfall
 from evalsuite.reports.exports.markdown import report_markdown
+from evalsuite.reports.measures.agreement import tolerance_of, tolerances
+from evalsuite.reports.measures.recall import correlations, recall
 from evalsuite.reports.report import Report, build_report
 from evalsuite.reports.statistics.intervals import Interval
 from evalsuite.tasks.benchmark import load_benchmark
@@ -43,7 +45,7 @@ def recall_run(synthetic: SimpleNamespace, folder: Path, ruler: tuple[str, ...])
 
 def test_recall_is_three_numbers(synthetic: SimpleNamespace, tmp_path: Path) -> None:
     report = build_report([recall_run(synthetic, tmp_path / "run", RULER_TASKS)])
-    rows = {(row.checkpoint, row.kind, row.context): row for row in report.recall}
+    rows = {(row.checkpoint, row.kind, row.context): row for row in report.of(recall)}
     assert {key[1:] for key in rows} == {
         *((kind, context) for kind in ("needles", "ruler") for context in (512, 1024, None)),
         ("longbench", None),
@@ -65,14 +67,14 @@ def test_recall_is_three_numbers(synthetic: SimpleNamespace, tmp_path: Path) -> 
 def test_a_mean_over_a_part_of_ruler_is_undefined(synthetic: SimpleNamespace, tmp_path: Path) -> None:
     some = (*RULER_TASKS[:3], "ruler_vt")
     report = build_report([recall_run(synthetic, tmp_path / "run", some)])
-    row = next(r for r in report.recall if (r.checkpoint, r.kind, r.context) == (1, "ruler", 512))
+    row = next(r for r in report.of(recall) if (r.checkpoint, r.kind, r.context) == (1, "ruler", 512))
     assert row.score.interval is None
     assert row.score.why.startswith("9 of 13 tasks are missing: niah_multikey_1, ")
-    needles = next(r for r in report.recall if (r.checkpoint, r.kind, r.context) == (1, "needles", 512))
+    needles = next(r for r in report.of(recall) if (r.checkpoint, r.kind, r.context) == (1, "needles", 512))
     assert needles.score.interval is not None
     # The needles alone are no number of RULER at a context, and an undefined one over all.
     report = build_report([recall_run(synthetic, tmp_path / "needles", RULER_TASKS[:3])])
-    rows = [row for row in report.recall if row.kind == "ruler"]
+    rows = [row for row in report.of(recall) if row.kind == "ruler"]
     assert {(row.context, row.score.interval) for row in rows} == {(None, None)}
 
 
@@ -87,7 +89,7 @@ def test_shortfall_and_critical_tolerance() -> None:
 
 
 def test_curve_counts_benchmarks_within_alpha(report: Report) -> None:
-    row = report.tolerance(2, "loglikelihood")
+    row = tolerance_of(report, 2, "loglikelihood")
     scores = {
         (r.checkpoint, r.benchmark): r.score.point
         for r in report.scores
@@ -117,8 +119,8 @@ def test_the_teacher_has_no_curve_and_a_better_student_needs_no_tolerance(
         ],
     )
     report = build_report([run])
-    assert {row.checkpoint for row in report.tolerances} == {1}
-    row = report.tolerance(1, "loglikelihood", "informative")
+    assert {row.checkpoint for row in report.of(tolerances)} == {1}
+    row = tolerance_of(report, 1, "loglikelihood", "informative")
     assert row.critical_all == row.critical_half.high == 0
     assert row.curve[0].low == 1
 
@@ -146,7 +148,7 @@ def test_recovery_and_needles_correlate_over_students(synthetic: SimpleNamespace
         [synthetic.SyntheticCheckpoint("t", lambda *_: 0.95, "teacher"), *students],
     )
     report = build_report([run])
-    found = {row.students: row for row in report.recall_correlations}
+    found = {row.students: row for row in report.of(correlations)}
     assert set(found) == {"all", "pure"}
     assert (found["pure"].count, found["pure"].context) == (6, 512)
     assert found["pure"].rho == pytest.approx(-1.0)
@@ -159,7 +161,7 @@ def test_recovery_and_needles_correlate_over_students(synthetic: SimpleNamespace
         shares = dict(zip(range(1, 9), needles, strict=True))
         rows = [
             replace(row, score=Estimate(Interval(shares[row.checkpoint], 0.0, 1.0, "")))
-            for row in report.recall
+            for row in report.of(recall)
             if row.checkpoint in shares and row.context == 512
         ]
         recoveries = {i: 0.1 * i for i in shares}

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from evalsuite.reports.measures.scaling import families, fitted
 from evalsuite.reports.report import Report, build_report
 
 TOKENS = (1_000_000, 2_000_000, 4_000_000, 8_000_000)
@@ -41,7 +42,7 @@ def report_of(
 
 def test_slope_is_least_squares_per_doubling(synthetic: SimpleNamespace, tmp_path: Path) -> None:
     report = report_of(synthetic, tmp_path / "run", {"gla": (0.4, 0.5, 0.6, 0.7)}, documents=1000)
-    (row,) = report.scaling
+    (row,) = report.of(fitted)[0]
     averages = [report.average(i, "loglikelihood", "informative").recovery.point for i in row.checkpoints]
     assert row.recoveries == pytest.approx(averages)
     assert row.values == TOKENS
@@ -54,29 +55,29 @@ def test_slope_is_least_squares_per_doubling(synthetic: SimpleNamespace, tmp_pat
 
 def test_plateau_begins_where_no_later_gain_is_proven(synthetic: SimpleNamespace, tmp_path: Path) -> None:
     report = report_of(synthetic, tmp_path / "run", {"gla": (0.4, 0.6, 0.6, 0.6)})
-    (row,) = report.scaling
+    (row,) = report.of(fitted)[0]
     assert row.plateau == TOKENS[1]
     assert row.last_gain.low < 0 < row.last_gain.high
 
 
 def test_two_points_are_no_family(synthetic: SimpleNamespace, tmp_path: Path) -> None:
     report = report_of(synthetic, tmp_path / "run", {"gla": (0.4, 0.6)}, documents=200)
-    assert report.scaling == report.crossovers == ()
+    assert report.of(fitted) == ([], [])
 
 
 def test_lines_cross_where_one_run_overtakes_the_other(synthetic: SimpleNamespace, tmp_path: Path) -> None:
     curves = {"gla": (0.3, 0.4, 0.5, 0.6), "kda": (0.45, 0.46, 0.47, 0.48)}
     report = report_of(synthetic, tmp_path / "run", curves)
-    (row,) = report.crossovers
+    (row,) = report.of(fitted)[1]
     # 0.3 + 0.1·x = 0.45 + 0.01·x at x = 5/3 doublings of 1M tokens.
     assert row.at.low < TOKENS[0] * 2 ** (5 / 3) < row.at.high
     assert row.at.high / row.at.low < 2
     labels = {report.checkpoints[i].label.split("-")[0] for i in row.first}
     assert labels == {"gla"}
     apart = {"gla": (0.3, 0.4, 0.5, 0.6), "kda": (0.65, 0.66, 0.67, 0.68)}
-    assert report_of(synthetic, tmp_path / "apart", apart, documents=300).crossovers == ()
+    assert report_of(synthetic, tmp_path / "apart", apart, documents=300).of(fitted)[1] == []
     parallel = {"gla": (0.3, 0.4, 0.5, 0.6), "kda": (0.3, 0.4, 0.5, 0.6)}
-    assert report_of(synthetic, tmp_path / "parallel", parallel, documents=300).crossovers == ()
+    assert report_of(synthetic, tmp_path / "parallel", parallel, documents=300).of(fitted)[1] == []
 
 
 def test_families_by_size_have_a_teacher_each(synthetic: SimpleNamespace, tmp_path: Path) -> None:
@@ -97,7 +98,7 @@ def test_families_by_size_have_a_teacher_each(synthetic: SimpleNamespace, tmp_pa
         )
         benchmark = synthetic.SyntheticBenchmark("a", "A", "knowledge", 500, protocols=("loglikelihood",))
         runs.append(synthetic.make_run(tmp_path / str(parameters), [benchmark], [teacher, student]))
-    (row,) = build_report(runs).scaling
+    (row,) = build_report(runs).of(fitted)[0]
     assert row.quantity == "size"
     assert row.values == pytest.approx([1e8, 2e8, 4e8])
     assert row.slope.low < 0.125 < row.slope.high
@@ -134,7 +135,7 @@ def test_runs_with_complete_schedules_of_other_budgets_are_a_family(
         [synthetic.SyntheticBenchmark("a", "A", "knowledge", 2000, protocols=("loglikelihood",))],
         [synthetic.SyntheticCheckpoint("t", lambda *_: 0.8, "teacher"), *students],
     )
-    (row,) = build_report([run]).scaling
+    (row,) = build_report([run]).of(fitted)[0]
     assert row.values == (1e6, 2e6, 4e6)
     assert [round(each, 1) for each in row.recoveries] == pytest.approx([0.5, 0.6, 0.8], abs=0.1)
     assert row.slope.low < 0.125 < row.slope.high
@@ -161,8 +162,7 @@ def report_with(
 def left_out(report: Report) -> dict[str, set[str]]:
     """Reason → labels."""
     return {
-        each.why: {report.checkpoints[i].label for i in each.checkpoints}
-        for each in report.left_out_of_families
+        each.why: {report.checkpoints[i].label for i in each.checkpoints} for each in report.of(families)[1]
     }
 
 
@@ -186,7 +186,7 @@ def test_curve_of_a_run_has_no_checkpoint_of_an_earlier_stage(
         for place, (millions, score) in enumerate(points)
     ]
     report = report_with(synthetic, tmp_path / "run", students)
-    (row,) = report.scaling
+    (row,) = report.of(fitted)[0]
     assert row.values == (4e6, 8e6, 16e6)
     assert abs(row.slope.point) < 0.06
     assert left_out(report) == {"their last stage is not 'kd'": {"s1", "s2"}}
@@ -203,7 +203,7 @@ def test_budgets_that_differ_by_rounding_are_one_point(synthetic: SimpleNamespac
         )
     ]
     report = report_with(synthetic, tmp_path / "run", students)
-    assert report.scaling == ()
+    assert report.of(fitted)[0] == []
     assert left_out(report) == {
         "'r.tokens-1b' has the same number of tokens, but for rounding": {"r.tokens-1001m", "r.tokens-1002m"}
     }
@@ -216,7 +216,8 @@ def test_one_name_of_several_recipes_is_no_family(synthetic: SimpleNamespace, tm
         for hashed, score, millions in (("plain", 0.4, 1), ("mm", 0.6, 2), ("ce-only", 0.3, 4))
     ]
     report = report_with(synthetic, tmp_path / "run", students)
-    assert report.scaling == report.families == ()
+    assert report.of(fitted)[0] == []
+    assert report.of(families)[0] == []
     ((why, who),) = left_out(report).items()
     assert who == {"plain", "mm", "ce-only"}
     assert why.startswith("'r' is the name of several recipes here")
@@ -245,5 +246,5 @@ def test_two_recipes_at_one_size_make_no_curve_by_size(synthetic: SimpleNamespac
         benchmark = synthetic.SyntheticBenchmark("a", "A", "knowledge", 100, protocols=("loglikelihood",))
         runs.append(synthetic.make_run(tmp_path / str(parameters), [benchmark], [teacher, *models]))
     report = build_report(runs)
-    assert report.scaling == ()
+    assert report.of(fitted)[0] == []
     assert set().union(*left_out(report).values()) == {"native", "own", "n2", "n4"}
