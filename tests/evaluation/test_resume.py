@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -148,6 +149,33 @@ def nothing() -> None:
     """Make the server import what it imports."""
 
 
+def lives(
+    target: Callable[..., object], text: str, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Callable[[str], Any], float]:
+    """What starts a run into a folder, and the seconds that a whole one took, into the folder `whole`."""
+    suite = tmp_path / "killed.yaml"
+    suite.write_text(text)
+    path = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]))
+    monkeypatch.setenv("PYTHONPATH", path)
+    # A server that has imported everything: lives then begin at once, and kills hit work, not imports.
+    server = multiprocessing.get_context("forkserver")
+    server.set_forkserver_preload(PRELOADED)
+
+    def live(out: str) -> Any:
+        process = server.Process(target=target, args=(str(suite), str(tiny), str(tmp_path / out)))
+        process.start()
+        return process
+
+    warm = server.Process(target=nothing)
+    warm.start()
+    warm.join()
+    start = time.monotonic()
+    whole = live("whole")
+    whole.join()
+    assert whole.exitcode == 0
+    return live, time.monotonic() - start
+
+
 @pytest.mark.parametrize(
     ("text", "kills"), [(SMALL, 3), pytest.param(SUITE, 20, marks=pytest.mark.long)], ids=["3", "20"]
 )
@@ -155,27 +183,7 @@ def nothing() -> None:
 def test_killed_at_random_moments(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, kills: int
 ) -> None:
-    suite = tmp_path / "killed.yaml"
-    suite.write_text(text)
-    path = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]))
-    monkeypatch.setenv("PYTHONPATH", path)
-    # A server that has imported everything: lives then begin at once, and kills hit work, not imports.
-    lives = multiprocessing.get_context("forkserver")
-    lives.set_forkserver_preload(PRELOADED)
-
-    def live(out: str) -> multiprocessing.Process:
-        process = lives.Process(target=ask, args=(str(suite), str(tiny), str(tmp_path / out)))
-        process.start()
-        return process
-
-    warm = lives.Process(target=nothing)
-    warm.start()
-    warm.join()
-    start = time.monotonic()
-    whole = live("whole")
-    whole.join()
-    taken = time.monotonic() - start
-    assert whole.exitcode == 0
+    live, taken = lives(ask, text, tiny, tmp_path, monkeypatch)
     draw = random.Random(kills)
     killed = folder = 0
     while killed < kills:
@@ -202,23 +210,7 @@ def test_killed_at_random_moments(
 def test_two_writers_killed_in_every_phase(
     tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kills: int
 ) -> None:
-    suite = tmp_path / "killed.yaml"
-    suite.write_text(SMALL)
-    path = os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")]))
-    monkeypatch.setenv("PYTHONPATH", path)
-    lives = multiprocessing.get_context("forkserver")
-    lives.set_forkserver_preload(PRELOADED)
-
-    def live(out: str) -> multiprocessing.Process:
-        process = lives.Process(target=ask_again, args=(str(suite), str(tiny), str(tmp_path / out)))
-        process.start()
-        return process
-
-    start = time.monotonic()
-    whole = live("whole")
-    whole.join()
-    taken = time.monotonic() - start
-    assert whole.exitcode == 0
+    live, taken = lives(ask_again, SMALL, tiny, tmp_path, monkeypatch)
     draw = random.Random(kills)
     killed = folder = 0
     while killed < kills:

@@ -212,6 +212,9 @@ def test_all_found_scorer_counts_needles() -> None:
     assert needles.score(0, generated(" 1234567 and oslo")).values == {"accuracy": 1.0}
     assert needles.score(0, generated(" 1234567, I think")).values == {"accuracy": 0.5}
     assert needles.score(0, generated(" nothing")).values == {"accuracy": 0.0}
+    # What is right in part is not right: a loop shows.
+    looped = GenerateResponse((7, 8) * 20, " 1234567" * 20, "length")
+    assert needles.score(0, looped).outcome == "looped"
 
 
 INSTRUCTED = {

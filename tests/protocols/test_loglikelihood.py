@@ -2,6 +2,7 @@
 
 import importlib.util
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from evalsuite.foundation.strict import parse
 from evalsuite.models import load_checkpoint
 from evalsuite.models.inference.requests import ScoreResponse
 from evalsuite.models.inference.torch.engine import TorchEngine
-from evalsuite.protocols.loglikelihood import LogLikelihoodBenchmark
+from evalsuite.protocols.loglikelihood import LogLikelihoodBenchmark, _choices
 from evalsuite.protocols.tokenization import Encoder
 from evalsuite.tasks.benchmark import Benchmark, load_benchmark
 from evalsuite.tasks.sources.documents import Document, documents, with_ids
@@ -236,3 +237,10 @@ def test_loglikelihood_refuses_invalid_benchmark() -> None:
         harness("arc_easy", [{"question": "no choices"}])
     with pytest.raises(ConfigError, match="gsm8k: has no loglikelihood protocol"):
         harness("gsm8k", [{"question": "q"}])
+
+
+def test_acc_norm_counts_characters_and_acc_bytes_bytes() -> None:
+    task = SimpleNamespace(config=SimpleNamespace(process_results=None))
+    values = dict.fromkeys(("acc", "acc_norm", "acc_bytes"), 0.0)
+    picked = _choices(task, ["é", "abc"], [-2.0, -3.9], values)
+    assert picked == {"acc": 0, "acc_norm": 1, "acc_bytes": 0}

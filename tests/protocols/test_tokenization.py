@@ -192,6 +192,10 @@ def test_long_contexts_are_encoded_once(splitting: PreTrainedTokenizerFast) -> N
             pre_tokenizers.Split(Regex(r"\w+ \w+"), "isolated"), pre_tokenizers.ByteLevel(use_regex=False)
         ),
         trained(
+            pre_tokenizers.Split(Regex(WORD_SPLITS[0]), "merged_with_next"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ),
+        trained(
             pre_tokenizers.ByteLevel(add_prefix_space=False),
             normalizer=normalizers.Sequence([normalizers.Replace("a c", "c")]),
         ),

@@ -16,8 +16,9 @@ from evalsuite.foundation import ConfigError
 from evalsuite.reports import compare
 from evalsuite.reports.analysis.bootstrap_sample import Estimate
 from evalsuite.reports.exports.report_json import report_json
+from evalsuite.reports.formatting import signed
 from evalsuite.reports.measure import MEASURES, Measure
-from evalsuite.reports.measures.gap import gap_view
+from evalsuite.reports.measures.gap import GAP, gap_view
 from evalsuite.reports.measures.pairs import PAIRS
 from evalsuite.reports.page.tables import head
 from evalsuite.reports.report import Report
@@ -100,6 +101,14 @@ def test_the_gap_section_opens_at_the_largest_gap(report: Report) -> None:
     assert view is not None
     totals = {row.checkpoint: row.gap.point for row in report.gaps if row.benchmark == "all"}
     assert totals[view.chosen] == max(totals.values()) > min(totals.values())
+    rows = [row for row in report.gaps if row.checkpoint == view.chosen and row.benchmark != "all"]
+    (table,) = (each for each in view.tables if each.checkpoint == view.chosen)
+    for row, line in zip(rows, table.lines, strict=True):
+        drops = row.drop_loglikelihood.point, row.drop_generation.point
+        changes = tuple(signed(-100 * drop) for drop in drops)
+        assert (line.drop_loglikelihood, line.drop_generation) == changes
+        columns = (GAP.column(f"drop_{protocol}") for protocol in ("loglikelihood", "generation"))
+        assert tuple(column.text(report, row) for column in columns) == changes
 
 
 def test_the_map_of_pairs_is_read_row_minus_column(report: Report) -> None:

@@ -6,17 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from evalsuite.foundation import ConfigError
 from evalsuite.models import build_student
-from evalsuite.models.checkpoints.load import Checkpoint
 from evalsuite.models.decoder.families import FAMILIES
-from evalsuite.models.inference import GenerateRequest, SamplingParams, ScoreRequest
-from evalsuite.models.inference.torch.engine import TorchEngine
 from evalsuite.models.mixers.teacher_weights import norm_gain
 from evalsuite.models.vllm_plugin.validation import validate_student
-from evalsuite.tasks.synthetic.pocket import build_tokenizer
+from tests.models.engine_reference import assert_engine_responds_as, pocket_tokenizer
 
 Make = Callable[..., PreTrainedModel]
 OTHERS = [name for name, family in FAMILIES.items() if not family.served_by_vllm]
@@ -49,26 +46,11 @@ def test_a_softmax_student_equals_its_teacher(make_teacher: Make, tmp_path: Path
 
 
 @family
-@torch.no_grad()
 def test_the_engine_responds_as_the_model(make_teacher: Make, family: str) -> None:
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=build_tokenizer(), eos_token="</s>")
+    tokenizer = pocket_tokenizer()
     teacher = make_teacher(family, layers=4, vocab_size=len(tokenizer))
     for model in (teacher, build_student(teacher, ["gla", "softmax", "sliding_window", "kda"])):
-        engine = TorchEngine(Checkpoint("x", "", model, tokenizer, "0" * 16))
-        engine.eos_ids = frozenset()
-        model.generation_config.eos_token_id = None
-        texts = [tuple(ids(1, n)[0].tolist()) for n in (3, 9, 12)]
-        requests = [ScoreRequest(text, ((1, 2, 3), (4,))) for text in texts]
-        for number, response in engine.score(requests):
-            for logprob, continuation in zip(response.logprobs, requests[number].continuations, strict=True):
-                whole = torch.tensor([[*texts[number], *continuation]])
-                scores = model(whole).logits.log_softmax(-1)[0, len(texts[number]) - 1 : -1]
-                wanted = scores.gather(1, torch.tensor(continuation)[:, None]).sum()
-                assert logprob == pytest.approx(float(wanted), abs=1e-3)
-        for number, response in engine.generate([GenerateRequest(text, SamplingParams(6)) for text in texts]):
-            prompt = torch.tensor([texts[number]])
-            found = model.generate(prompt, max_new_tokens=6, do_sample=False, pad_token_id=0)
-            assert list(response.tokens) == found[0, len(texts[number]) :].tolist()
+        assert_engine_responds_as(model, tokenizer, 6)
 
 
 @family

@@ -7,18 +7,15 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerFast
+from transformers import PreTrainedModel
 
 from evalsuite.foundation import ConfigError
 from evalsuite.models import StudentForCausalLM, build_student
-from evalsuite.models.checkpoints.load import Checkpoint
 from evalsuite.models.decoder.model import check_attention
-from evalsuite.models.inference import GenerateRequest, SamplingParams, ScoreRequest
-from evalsuite.models.inference.torch.engine import TorchEngine
 from evalsuite.models.mixers import AttentionSpan, window_state
 from evalsuite.models.mixers.window_state import attend_with_state, state_shapes
 from evalsuite.models.vllm_plugin.validation import validate_student
-from evalsuite.tasks.synthetic.pocket import build_tokenizer
+from tests.models.engine_reference import assert_engine_responds_as, pocket_tokenizer
 
 Make = Callable[..., PreTrainedModel]
 SPANS = [
@@ -187,26 +184,9 @@ def test_packed_padded_and_cached_students_agree(make_teacher: Make, name: str, 
 
 
 @pytest.mark.parametrize("name", STATES)
-@torch.no_grad()
 def test_the_torch_engine_carries_the_state(make_teacher: Make, name: str) -> None:
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=build_tokenizer(), eos_token="</s>")
-    model = student(make_teacher, name, vocab_size=len(tokenizer))
-    engine = TorchEngine(Checkpoint("x", "", model, tokenizer, "0" * 16))
-    engine.eos_ids = frozenset()
-    model.generation_config.eos_token_id = None
-    texts = [tuple(ids(1, n)[0].tolist()) for n in (3, 9, 12)]
-    requests = [ScoreRequest(text, ((1, 2, 3), (4,))) for text in texts]
-    for number, response in engine.score(requests):
-        for logprob, continuation in zip(response.logprobs, requests[number].continuations, strict=True):
-            whole = torch.tensor([[*texts[number], *continuation]])
-            scores = model(whole).logits.log_softmax(-1)[0, len(texts[number]) - 1 : -1]
-            wanted = scores.gather(1, torch.tensor(continuation)[:, None]).sum()
-            assert logprob == pytest.approx(float(wanted), abs=1e-3)
-    for number, response in engine.generate([GenerateRequest(text, SamplingParams(9)) for text in texts]):
-        wanted = model.generate(
-            torch.tensor([texts[number]]), max_new_tokens=9, do_sample=False, pad_token_id=0
-        )
-        assert list(response.tokens) == wanted[0, len(texts[number]) :].tolist()
+    tokenizer = pocket_tokenizer()
+    assert_engine_responds_as(student(make_teacher, name, vocab_size=len(tokenizer)), tokenizer, 9)
 
 
 def test_what_cannot_be_done_is_refused(make_teacher: Make) -> None:

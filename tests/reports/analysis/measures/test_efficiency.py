@@ -190,6 +190,7 @@ def test_tables_hold_every_measurement(rows: list[EfficiencyRow]) -> None:
     crossings = CROSSOVERS.of(ratio_rows(rows)).cells(ALONE)
     assert len(crossings) == 3 * len(CONTEXTS)
     assert crossings[0]["crossover"] == pytest.approx(4000)
+    assert crossings[0]["ratio_low"] < crossings[0]["ratio"] < crossings[0]["ratio_high"]
     assert EFFICIENCY.of([]).csv(ALONE) == ""
     assert efficiency_text([]) == "no measurements"
 
