@@ -2,7 +2,6 @@
 
 from evalsuite.reports import formatting
 from evalsuite.reports.analysis.averages import order
-from evalsuite.reports.analysis.measures.recall import against_recovery
 from evalsuite.reports.analysis.scopes import ALL
 from evalsuite.reports.figures.figure import Values
 from evalsuite.reports.findings import (
@@ -16,7 +15,13 @@ from evalsuite.reports.measures.ablations import ABLATIONS, ablation_rows, ablat
 from evalsuite.reports.measures.gap import GAP
 from evalsuite.reports.measures.leaderboard import Entry, columns_of
 from evalsuite.reports.measures.papers import PAPERS, orders, paper_comparison
-from evalsuite.reports.measures.recall import context_views, correlations, recall, recall_numbers
+from evalsuite.reports.measures.recall import (
+    against_recovery,
+    context_views,
+    correlations,
+    recall,
+    recall_numbers,
+)
 from evalsuite.reports.report import Report
 
 

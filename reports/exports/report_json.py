@@ -6,7 +6,6 @@ from typing import Any
 import evalsuite
 from evalsuite.reports import formatting, measures
 from evalsuite.reports.json_values import to_json
-from evalsuite.reports.measure import MEASURES, usable
 from evalsuite.reports.report import Report
 from evalsuite.reports.table import Table
 
@@ -53,12 +52,7 @@ def report_json(report: Report, tables: Sequence[Table[Any]] | None = None) -> d
         "doctor": [to_json(each) for each in report.doctor],
         "warnings": list(report.warnings),
     }
-    values |= {
-        name: [to_json(row) for row in report.of(rows)]
-        for measure in map(MEASURES.get_or_raise, usable())
-        for name, rows in measure.json.items()
-        if name not in values
-    }
+    values = report.of(measures.lists)[0] | values
     for table in tables:
         name = table.json or table.name
         values[f"{name}_table" if name in values else name] = table.to_json(report)

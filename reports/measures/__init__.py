@@ -4,9 +4,11 @@ Importing this package registers all of evalsuite's own.
 """
 
 from dataclasses import replace
+from json import dumps
 from typing import Any
 
 from evalsuite.foundation.registry import import_submodules
+from evalsuite.reports.json_values import to_json
 from evalsuite.reports.measure import MEASURES, usable
 from evalsuite.reports.measure import problems as unusable
 from evalsuite.reports.measures.leaderboard import LEADERBOARD, leaderboard
@@ -40,16 +42,38 @@ def computed(report: Report) -> tuple[list[Table[Any]], list[str]]:
                 try:
                     found[table.name] = _with_rows(table, report)
                     found[table.name].check(report)
+                    dumps(found[table.name].to_json(report), allow_nan=False)
                 except Exception as error:  # whatever a foreign measure raises
                     found.pop(table.name, None)
-                    problems.append(
-                        f"table '{table.name}' of {origin} is left out: {type(error).__name__}: {error}"
-                    )
-    for measure in map(MEASURES.get_or_raise, usable()):
-        for rows in measure.json.values():
-            report.of(rows)
+                    problems.append(_left_out(f"table '{table.name}'", origin, error))
+    problems += report.of(lists)[1]
     report.forget(resampled)
     return sorted(found.values(), key=lambda table: not table.is_always_written), problems
+
+
+def lists(report: Report) -> tuple[dict[str, list[Any]], list[str]]:
+    """Further lists of report.json by name, and why one of a package is left out."""
+    found: dict[str, list[Any]] = {}
+    problems = []
+    for measure in usable():
+        for name, rows in MEASURES[measure].json.items():
+            origin = MEASURES.origin(measure)
+            if origin == "evalsuite":
+                found[name] = to_json(list(report.of(rows)))
+                continue
+            try:
+                if name in found:
+                    raise ValueError("another measure has one")
+                values = to_json(list(report.of(rows)))
+                dumps(values, allow_nan=False)
+                found[name] = values
+            except Exception as error:  # whatever a foreign measure raises
+                problems.append(_left_out(f"list '{name}'", origin, error))
+    return found, problems
+
+
+def _left_out(what: str, origin: str, error: Exception) -> str:
+    return f"{what} of {origin} is left out: {type(error).__name__}: {error}"
 
 
 def _with_rows(table: Table[Any], report: Report) -> Table[Any]:

@@ -143,6 +143,8 @@ def test_what_a_package_breaks_is_left_out_by_name(
     measures = {
         "mine": Measure(tables=(Table(name="mine", columns=(bad,), **rows),), columns=(bad,)),
         "twice": Measure(tables=(Table(name="pairs", columns=(), **rows),)),
+        "lists": Measure(json={"torn": lambda report: [1 / 0], "raw": lambda report: [{1}]}),
+        "objects": Measure(tables=(Table(name="objects", title="O", rows=lambda _: [{1}], columns=()),)),
     }
     monkeypatch.setattr(MEASURES, "_items", {**MEASURES._items, **measures})
     origin = MEASURES.origin
@@ -152,7 +154,11 @@ def test_what_a_package_breaks_is_left_out_by_name(
         "table 'mine' of other 1.0 is left out: KeyError: 'no such part'",
         "table 'pairs' of other 1.0 is left out: another measure has one",
         "leaderboard column 'broken' of other 1.0 is left out: KeyError: 'no such part'",
+        "list 'torn' of other 1.0 is left out: ZeroDivisionError: division by zero",
+        "table 'objects' of other 1.0 is left out: TypeError: Object of type set is not JSON serializable",
     }
+    assert any(each.startswith("list 'raw' of other 1.0 is left out: ") for each in made.report.warnings)
+    assert not {"torn", "raw"} & {*json.loads((tmp_path / "report.json").read_text())}
     assert {path.name for path in made.files} >= {"pairs.csv", "leaderboard.csv"}
     assert not (tmp_path / "mine.csv").exists()
     assert 'id="pairs"' in made.page.read_text()

@@ -9,8 +9,7 @@ import pandas as pd
 import pytest
 
 from evalsuite.reports import compare
-from evalsuite.reports.analysis.measures.probes import ProbeRow
-from evalsuite.reports.measures.probes import probes
+from evalsuite.reports.measures.probes import ProbeRow, probes
 from evalsuite.reports.records.probes import FILE, SEGMENTS, read_probe_file, write_probes
 from evalsuite.reports.run import read_manifest
 from tests.reports.page.test_sections import Sections

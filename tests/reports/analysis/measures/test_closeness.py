@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from evalsuite.reports.analysis.measures.closeness import closeness_order, difference
+from evalsuite.reports.measures.closeness import closeness_order, difference
 from evalsuite.reports.statistics.intervals import Interval
 
 

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 from evalsuite.reports.analysis.bootstrap_sample import Estimate
-from evalsuite.reports.analysis.measures.recall import recall_correlations
 from evalsuite.reports.analysis.measures.tolerance import critical, shortfall
 from evalsuite.reports.exports.markdown import report_markdown
 from evalsuite.reports.measures.agreement import tolerance_of, tolerances
-from evalsuite.reports.measures.recall import correlations, recall
+from evalsuite.reports.measures.recall import correlations, recall, recall_correlations
 from evalsuite.reports.report import Report, build_report
 from evalsuite.reports.statistics.intervals import Interval
 from evalsuite.tasks.benchmark import load_benchmark
