@@ -5,8 +5,8 @@ in the entry-point group `evalsuite.generators`.
 """
 
 import inspect
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -42,6 +42,16 @@ RowsFunction = Callable[[RowRequest], list[Row]]
 
 
 @dataclass(frozen=True, slots=True)
+class NeedleMarks:
+    """What marks needle and question in a prompt, for `evalsuite probe`."""
+
+    needle: str
+    """Beginning of the sentence that states the value."""
+    question: str
+    """Beginning of the question, which ends the prompt."""
+
+
+@dataclass(frozen=True, slots=True)
 class Generator:
     """Makes rows from a seed. Row i must depend on task, seed, context and i only."""
 
@@ -52,6 +62,8 @@ class Generator:
     answer_prefix_start: Callable[[str, str], int] | None = None
     """(task, prompt) → where the first words of the answer begin, which end the prompt and go after a chat
     template. None: prompts have none."""
+    needles: Mapping[str, NeedleMarks] = field(default_factory=dict)
+    """Tasks whose haystack, after a header line, states the one value that is queried, once."""
 
 
 def _as_generator(item: Any) -> Generator:

@@ -11,13 +11,9 @@ from evalsuite.foundation import ConfigError, DataError
 from evalsuite.models.diagnostics.state_probe import Haystack
 from evalsuite.protocols.tokenization import Encoder
 from evalsuite.tasks.benchmark import Benchmark, load_benchmark
+from evalsuite.tasks.generator import NeedleMarks, generator_of
 from evalsuite.tasks.sources.documents import Document, documents
 
-NEEDLE = "One of the special magic "
-QUESTION = "\nWhat is the special magic "
-"""Beginnings of needle and question in the templates of RULER and of the pocket world."""
-NEEDLE_TASKS = ("niah_single_1", "niah_single_2", "niah_single_3", "niah_multikey_1")
-"""Tasks of the generators whose haystack holds one needle that is queried, once."""
 MAX_DRAWN = 40
 """Documents drawn for each one that is wanted, before a range of depths counts as out of reach."""
 
@@ -33,23 +29,25 @@ class Placed:
     """Tokens of the haystack before the needle, in percent of those that are not the needle."""
 
 
-def needle_benchmark(name: str) -> Benchmark:
-    """Load a benchmark whose documents can be probed.
+def needle_benchmark(name: str) -> tuple[Benchmark, NeedleMarks]:
+    """Load a benchmark whose documents can be probed, and what marks needle and question in its prompts.
 
     Raises:
         ConfigError: an unknown benchmark, or one whose prompts do not hold one queried needle.
     """
     benchmark = load_benchmark(name)
-    if benchmark.generated is None or benchmark.generated.task not in NEEDLE_TASKS:
+    generator, generated = generator_of(benchmark), benchmark.generated
+    if generated is None or generator is None or generated.task not in generator.needles:
         raise ConfigError(
-            f"--benchmark {name}: its prompts do not hold one needle; use one of "
-            f"{', '.join(NEEDLE_TASKS)}, or pocket_niah_single_1 to 3"
+            f"--benchmark {name}: its prompts do not hold one needle, as those of niah_single_1 or "
+            "pocket_niah_single_1 do (see the `needles` of its generator)"
         )
-    return benchmark
+    return benchmark, generator.needles[generated.task]
 
 
 def draw_haystacks(
     benchmark: Benchmark,
+    marks: NeedleMarks,
     tokenizer: Any,
     context: int,
     depths: Sequence[float],
@@ -61,7 +59,7 @@ def draw_haystacks(
     """The first documents of a benchmark in every range of depths.
 
     Args:
-        benchmark: as `needle_benchmark` returns it.
+        benchmark, marks: as `needle_benchmark` returns them.
         tokenizer: a fast tokenizer; it measures the length and places the needle.
         context: length in tokens, the answer's included.
         depths: ascending bounds of the ranges, in percent; the last one belongs to its range.
@@ -88,7 +86,7 @@ def draw_haystacks(
                 f"{count} needles at a depth of {low:g} to {high:g} %; use wider --depths or a longer context"
             )
         rows = _documents(benchmark, tokenizer, context, limit, data_dir, seed)
-        for number, placed in enumerate(_place(rows[drawn:], benchmark, tokenizer, context), drawn):
+        for number, placed in enumerate(_place(rows[drawn:], benchmark, marks, tokenizer, context), drawn):
             for low, high in ranges:
                 inside = low <= placed.depth < high or placed.depth == high == depths[-1]
                 if inside and len(found[low, high]) < count:
@@ -114,7 +112,9 @@ def _documents(
     )
 
 
-def _place(rows: Sequence[Document], benchmark: Benchmark, tokenizer: Any, context: int) -> Iterator[Placed]:
+def _place(
+    rows: Sequence[Document], benchmark: Benchmark, marks: NeedleMarks, tokenizer: Any, context: int
+) -> Iterator[Placed]:
     if not tokenizer.is_fast:
         raise ConfigError("the tokenizer does not tell where its tokens lie in a text, so no needle is found")
     texts = [(document.row["prompt"], f" {_answer(document)}") for document in rows]
@@ -122,7 +122,7 @@ def _place(rows: Sequence[Document], benchmark: Benchmark, tokenizer: Any, conte
         rows, texts, Encoder(tokenizer).pairs(texts), strict=True
     ):
         where = f"{benchmark.name}: document {document.doc_id}"
-        parts = locate(prompt, answer.strip(), where)
+        parts = locate(prompt, answer.strip(), marks, where)
         offsets = tokenizer(prompt, return_offsets_mapping=True)
         if tuple(offsets["input_ids"]) != tokens:
             raise DataError(f"{where}: the tokenizer encodes the prompt alone in another way")
@@ -154,23 +154,24 @@ def _answer(document: Document) -> str:
     return str(row["answer"] if "answer" in row else row["answers"][0])
 
 
-def locate(prompt: str, value: str, where: str) -> dict[str, tuple[int, int]]:
+def locate(prompt: str, value: str, marks: NeedleMarks, where: str) -> dict[str, tuple[int, int]]:
     """Bounds in characters of haystack, needle, value and question.
 
     Args:
         prompt: header line, haystack, question.
         value: what the needle states.
+        marks: beginnings of needle and question.
         where: start of messages.
 
     Raises:
         DataError: no question, or no needle or several with the value before it.
     """
-    question = prompt.rfind(QUESTION)
+    question = prompt.rfind(marks.question)
     start = prompt.find("\n") + 1
     if question < start or not start:
         raise DataError(f"{where}: the prompt does not end with a question after a haystack")
     place = prompt.find(value, start, question)
-    needle = prompt.rfind(NEEDLE, start, max(place, start))
+    needle = prompt.rfind(marks.needle, start, max(place, start))
     if place < 0 or needle < 0 or prompt.find(value, place + 1, question) >= 0:
         raise DataError(f"{where}: no needle in the context that states '{value}' once")
     end = place + len(value)

@@ -75,7 +75,7 @@ def plan_probes(
     check_depths(depths)
     if documents < 1:
         raise ConfigError(f"--documents {documents}: must be at least 1")
-    chosen = needle_benchmark(benchmark)
+    chosen, marks = needle_benchmark(benchmark)
     described = describe_checkpoints(expand_folders(checkpoints), None, trust_remote_code=trust_remote_code)
     for each in described:
         _check_student(each, contexts)
@@ -89,7 +89,14 @@ def plan_probes(
             if key not in drawn:
                 drawn[key] = tuple(
                     draw_haystacks(
-                        chosen, each.tokenizer, context, depths, documents, data_dir=data_dir, seed=seed
+                        chosen,
+                        marks,
+                        each.tokenizer,
+                        context,
+                        depths,
+                        documents,
+                        data_dir=data_dir,
+                        seed=seed,
                     )
                 )
             wanted = {placed.haystack.doc_id for placed in drawn[key]}

@@ -1,6 +1,7 @@
 """Registration of the pocket world as a document generator."""
 
-from evalsuite.tasks.generator import Generator, Row, RowRequest
+from evalsuite.tasks.generator import Generator, NeedleMarks, Row, RowRequest
+from evalsuite.tasks.synthetic.pocket import niah
 from evalsuite.tasks.synthetic.pocket.rows import rows
 
 
@@ -15,4 +16,5 @@ def pocket(request: RowRequest) -> list[Row]:
     )
 
 
-GENERATOR = Generator(pocket)
+NEEDLE = NeedleMarks("One of the special magic ", "\nWhat is the special magic ")
+GENERATOR = Generator(pocket, needles=dict.fromkeys(niah.TASKS, NEEDLE))

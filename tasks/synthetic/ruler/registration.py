@@ -1,8 +1,8 @@
 """Registration of RULER and the other tasks of a stated length as a document generator."""
 
 from evalsuite.foundation import ConfigError
-from evalsuite.tasks.generator import Generator, Row, RowRequest
-from evalsuite.tasks.synthetic.ruler import answer_prefix_start, rows
+from evalsuite.tasks.generator import Generator, NeedleMarks, Row, RowRequest
+from evalsuite.tasks.synthetic.ruler import answer_prefix_start, niah, rows
 
 
 def ruler(request: RowRequest) -> list[Row]:
@@ -20,4 +20,15 @@ def ruler(request: RowRequest) -> list[Row]:
     )
 
 
-GENERATOR = Generator(ruler, counts_prompts=True, answer_prefix_start=answer_prefix_start)
+NEEDLE = NeedleMarks("One of the special magic ", "\nWhat is the special magic ")
+SINGLE = [
+    name
+    for name, task in niah.TASKS.items()
+    if task.haystack != "needles" and task.queries == task.values == 1
+]
+GENERATOR = Generator(
+    ruler,
+    counts_prompts=True,
+    answer_prefix_start=answer_prefix_start,
+    needles=dict.fromkeys(SINGLE, NEEDLE),
+)

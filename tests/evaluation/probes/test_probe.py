@@ -15,6 +15,8 @@ from evalsuite.evaluation.probes.measure import measure_probes, plan_probes
 from evalsuite.foundation import ConfigError, DataError, RunFolderError
 from evalsuite.models import build_student, load_checkpoint
 from evalsuite.reports.records.probes import FILE, read_probe_file
+from evalsuite.tasks.benchmark import BENCHMARKS
+from evalsuite.tasks.generator import GENERATORS, Generator, NeedleMarks, RowRequest
 
 SUITE = """\
 name: small
@@ -132,7 +134,7 @@ def test_other_documents_replace_those_of_a_length(run: Path, students: dict[str
 def test_the_parts_of_a_haystack_are_where_its_tokens_are(name: str) -> None:
     tokenizer = load_checkpoint("pocket").tokenizer
     context = 1024 if name == "niah_single_1" else 256
-    placed = draw_haystacks(needle_benchmark(name), tokenizer, context, (0, 100), 3)
+    placed = draw_haystacks(*needle_benchmark(name), tokenizer, context, (0, 100), 3)
     assert len({each.haystack.doc_id for each in placed}) == 3
     for each in placed:
         haystack = each.haystack
@@ -184,7 +186,8 @@ def test_bad_input_is_refused(run: Path, students: dict[str, Path], tmp_path: Pa
 def test_a_prompt_without_its_needle_is_refused() -> None:
     question = "\nWhat is the special magic number for a b mentioned? It is"
     needle = "One of the special magic numbers for a b is: 12."
-    spans = locate(f"Header.\nSky. {needle} Sun.{question}", "12", "x")
+    marks = NeedleMarks("One of the special magic ", "\nWhat is the special magic ")
+    spans = locate(f"Header.\nSky. {needle} Sun.{question}", "12", marks, "x")
     assert spans["needle"] == (13, 13 + len(needle))
     for prompt, reason in (
         (f"Header.\nSky. Sun.{question}", "no needle in the context that states '12' once"),
@@ -193,4 +196,24 @@ def test_a_prompt_without_its_needle_is_refused() -> None:
         (f"Header.\n{needle}", "does not end with a question"),
     ):
         with pytest.raises(DataError, match=f"x: .*{reason}"):
-            locate(prompt, "12", "x")
+            locate(prompt, "12", marks, "x")
+
+
+def test_a_generator_says_what_marks_its_needles(monkeypatch: pytest.MonkeyPatch) -> None:
+    def codes(request: RowRequest) -> list[dict[str, Any]]:
+        filler = "The sun is yellow. " * 9
+        prompt = "Read.\n{filler}The code of door {n} is 99. {filler}\nWhich code has door {n}? It is"
+        return [
+            {"prompt": prompt.format(n=n, filler=filler), "answers": ["99"]} for n in range(request.count)
+        ]
+
+    generator = Generator(codes, needles={"codes": NeedleMarks("The code of ", "\nWhich code has ")})
+    benchmark = needle_benchmark("niah_single_1")[0]
+    assert benchmark.generated is not None
+    generated = benchmark.generated.model_copy(update={"generator": "codes", "task": "codes"})
+    monkeypatch.setitem(GENERATORS._items, "codes", generator)
+    made = benchmark.model_copy(update={"name": "codes", "generated": generated})
+    monkeypatch.setitem(BENCHMARKS._items, "codes", made)
+    tokenizer = load_checkpoint("pocket").tokenizer
+    [placed] = draw_haystacks(*needle_benchmark("codes"), tokenizer, 512, (0, 100), 1)
+    assert placed.depth == pytest.approx(50, abs=5)
