@@ -255,7 +255,7 @@ def export(
 
     Args:
         runs: run folders.
-        teacher: label, weights_id or path of the only teacher; None: as the plans state.
+        teacher: label, weights_id or path of the only teacher; None: as the manifests state.
         same: what is one checkpoint, as in `CompareConfig`.
 
     Returns:
@@ -280,8 +280,8 @@ class Run:
     """Teacher, checkpoints and partial cells of the report."""
 
     @cached_property
-    def plans(self) -> "tuple[Manifest, ...]":
-        """The plan of each run: suite, benchmarks and checkpoints."""
+    def manifests(self) -> "tuple[Manifest, ...]":
+        """The manifest of each run: suite, benchmarks, checkpoints and engines."""
         from evalsuite.reports.run import read_manifest
 
         return tuple(read_manifest(folder) for folder in self.folders)
@@ -295,7 +295,7 @@ class Run:
 
     @cached_property
     def samples(self) -> "pd.DataFrame":
-        """One row per checkpoint, document, protocol and seed: the score rows with the labels of the plan.
+        """One row per checkpoint, document, protocol and seed: the score rows with the labels of manifests.
 
         Columns: the key of a score row (`weights_id`, `fingerprint`, `benchmark`, `protocol`, `seed`,
         `context`, `doc_id`, `prompt_hash`, `sampling`), `checkpoint`, `outcome`, `chance`, `error`,
@@ -307,10 +307,10 @@ class Run:
         from evalsuite.reports.records.score_files import read_rows, score_paths
 
         rows = []
-        for folder, plan in zip(self.folders, self.plans, strict=True):
-            for benchmark, protocol in plan.cells():
+        for folder, manifest in zip(self.folders, self.manifests, strict=True):
+            for benchmark, protocol in manifest.cells():
                 for path in score_paths(folder, benchmark.name, protocol):
-                    rows += [_sample(row, plan) for row in read_rows(path).values()]
+                    rows += [_sample(row, manifest) for row in read_rows(path).values()]
         return pd.DataFrame(rows)
 
     @cached_property
@@ -383,9 +383,9 @@ def load_run(
     return Run(paths, RunSelection(teacher, tuple(checkpoints), min_coverage, errors, same=tuple(same)))
 
 
-def _sample(row: dict[str, Any], plan: "Manifest") -> dict[str, Any]:
+def _sample(row: dict[str, Any], manifest: "Manifest") -> dict[str, Any]:
     detail = row["detail"] or {}
-    checkpoint = plan.checkpoint(row["weights_id"], row["fingerprint"])
+    checkpoint = manifest.checkpoint(row["weights_id"], row["fingerprint"])
     flat = {name: row[name] for name in row if name not in ("values", "detail", "choices", "checkpoint")}
     return {
         "checkpoint": row["checkpoint"] if checkpoint is None else checkpoint.label,

@@ -78,7 +78,7 @@ def build_requests(
     others = [each for each in before.checkpoints if each.weights_id not in new] if before else []
     # The run's labels stay, while those of these checkpoints may change.
     registry = CheckpointRegistry(others)
-    checkpoints = [replace(each, label=registry.add(each)) for each in checkpoints]
+    checkpoints = [replace(each, label=registry.add(each.described)) for each in checkpoints]
     if before is not None:
         # What an earlier call left out stays out: the requests of a run do not change.
         resolved = resolved.without(before.left_out)

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from evalsuite.foundation import CheckpointError, ConfigError, DataError, content_hash, read_json
 from evalsuite.foundation.context_limits import ContextLimit
@@ -51,22 +51,6 @@ class RunCheckpoint:
         return ContextLimit(self.max_length, max_length)
 
 
-class NamedCheckpoint(Protocol):
-    """What a label follows from: `RunCheckpoint`, or a checkpoint of the manifest."""
-
-    @property
-    def label(self) -> str:
-        """Preferred label."""
-
-    @property
-    def path(self) -> str:
-        """As given by the user."""
-
-    @property
-    def weights_id(self) -> str:
-        """Identifies the checkpoint."""
-
-
 class CheckpointRegistry:
     """Labels of the checkpoints of one run: one per weights_id, and none twice.
 
@@ -77,15 +61,15 @@ class CheckpointRegistry:
             counts.
     """
 
-    def __init__(self, known: Iterable[NamedCheckpoint] = ()) -> None:
-        self._known: dict[str, NamedCheckpoint] = {}
+    def __init__(self, known: Iterable[Checkpoint] = ()) -> None:
+        self._known: dict[str, Checkpoint] = {}
         self.labels: dict[str, str] = {}
         """weights_id → label."""
         for each in known:
             self._known.setdefault(each.weights_id, each)
             self.labels.setdefault(each.weights_id, each.label)
 
-    def add(self, checkpoint: NamedCheckpoint) -> str:
+    def add(self, checkpoint: Checkpoint) -> str:
         """Register a checkpoint and return its label.
 
         Known weights keep their label. New ones get the preferred label if it is free, else the shortest free
@@ -97,7 +81,7 @@ class CheckpointRegistry:
             self.labels[checkpoint.weights_id] = self._free_label(checkpoint)
         return self.labels[checkpoint.weights_id]
 
-    def _free_label(self, checkpoint: NamedCheckpoint) -> str:
+    def _free_label(self, checkpoint: Checkpoint) -> str:
         taken = set(self.labels.values())
         others = {each.path for each in self._known.values() if each is not checkpoint}
         candidates = [checkpoint.label]

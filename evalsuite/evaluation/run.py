@@ -221,8 +221,7 @@ def _infer(
     preloaded: "PreloadedEngine | None",
 ) -> None:
     from evalsuite.evaluation.inference.collect import infer
-    from evalsuite.evaluation.inference.engines import select_checkpoints
-    from evalsuite.evaluation.registration import register_checkpoints
+    from evalsuite.evaluation.inference.engines import register_checkpoints, select_checkpoints
     from evalsuite.models.engines import engine_type
 
     out = summary.run

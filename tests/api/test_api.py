@@ -40,7 +40,7 @@ def test_samples_are_the_score_rows() -> None:
         rows = all_rows(FIXTURES / "failing", str(benchmark), str(protocol))
         assert len(part) == len(rows)
         assert sorted(part["doc_id"]) == sorted(row["doc_id"] for row in rows)
-        metric = run.plans[0].benchmarks[0].protocols[protocol].metric
+        metric = run.manifests[0].benchmarks[0].protocols[protocol].metric
         if all(metric in row["values"] for row in rows):
             assert part[f"value.{metric}"].sum() == sum(row["values"][metric] for row in rows)
     assert set(run.samples["checkpoint"]) == {"teacher", "student"}

@@ -49,7 +49,7 @@ def study(folder: Path) -> float:
     reveal_type(run.leaderboard)
     reveal_type(SCORERS["pocket"])
     reveal_type(evaluate(config))
-    print(run.plans[0].checkpoints[0].label, list(MIXERS), list(ENGINES), list(EXECUTORS))
+    print(run.manifests[0].checkpoints[0].label, list(MIXERS), list(ENGINES), list(EXECUTORS))
     SCORERS.add("mine", Scorer(lambda row, response: ScorerOutput({"accuracy": 1.0}, response, "")))
     return float(run.scores["score"].mean())
 """

@@ -5,14 +5,17 @@ This module needs the run folder, the checkpoints and `evalsuite.models`, but no
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Protocol
 
 from evalsuite.config import RunConfig
+from evalsuite.evaluation.checkpoints import CheckpointRegistry, diverged_students
+from evalsuite.evaluation.loss_curves import read_curve, write_curves
 from evalsuite.foundation import ConfigError
 from evalsuite.models.engines import engine_type
 from evalsuite.models.inference.base import Engine
 from evalsuite.models.inference.registry import EngineSettings
-from evalsuite.reports.run import Checkpoint, Manifest
+from evalsuite.reports.run import Checkpoint, Manifest, still_diverged, write_manifest
 
 
 class EngineFactory(Protocol):
@@ -114,3 +117,61 @@ def select_checkpoints(
             each = replace(by_weights[weights_id], path=path)
         found[each.weights_id] = each
     return list(found.values())
+
+
+def register_checkpoints(
+    run: Path,
+    manifest: Manifest,
+    paths: Sequence[str],
+    diverged: Sequence[str] = (),
+    *,
+    trust_remote_code: bool = False,
+) -> Manifest:
+    """Add checkpoints to a run whose requests exist for their tokenizer, as students.
+
+    A GPU host can evaluate a student that was trained there without suite or data: if its tokenizer is that
+    of another checkpoint of the run, its requests exist. Loss curves are copied into the run for all
+    paths, known checkpoints included.
+
+    Args:
+        run, manifest: the run folder, which this process has locked.
+        paths: of checkpoints.
+        diverged: folders with notes on students that diverged in training, see `diverged_students`.
+
+    Raises:
+        ConfigError: another tokenizer, or positions that do not reach the run's `max_length`.
+        CheckpointError: a checkpoint or a note that cannot be read.
+        DataError: an incomplete loss curve.
+    """
+    from evalsuite.evaluation.checkpoints import check_max_length, describe_checkpoints
+    from evalsuite.models.checkpoints.load import training_file
+
+    known = {each.path: each.label for each in manifest.checkpoints}
+    curves = {
+        known[path]: read_curve(file)
+        for path in paths
+        if path in known and (file := training_file(Path(path).expanduser())) is not None
+    }
+    found = list(manifest.checkpoints)
+    registry = CheckpointRegistry(found)
+    for path in dict.fromkeys(path for path in paths if path not in known):
+        (checkpoint,) = describe_checkpoints([path], None, trust_remote_code=trust_remote_code)
+        is_known = checkpoint.weights_id in registry.labels
+        label = registry.add(checkpoint.described)
+        if checkpoint.training is not None:
+            curves[label] = read_curve(checkpoint.training)
+        if is_known:
+            continue
+        if all(each.tokenizer != checkpoint.tokenizer_id for each in found):
+            raise ConfigError(
+                f"{path}: {run} has no requests for its tokenizer; build them first with --build-only"
+            )
+        if manifest.max_length is not None:
+            check_max_length([checkpoint], manifest.max_length)
+        found.append(replace(checkpoint.described, label=label))
+    write_curves(run, curves)
+    notes = still_diverged((*manifest.diverged, *diverged_students(diverged)), found)
+    grown = replace(manifest, checkpoints=tuple(found), diverged=notes)
+    if grown != manifest:
+        write_manifest(run, grown)
+    return grown
