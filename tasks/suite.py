@@ -16,6 +16,7 @@ from evalsuite.tasks.benchmark import (
     SamplingSpec,
     load_benchmark,
 )
+from evalsuite.tasks.samplers import SAMPLERS
 
 FOLDER = Path(__file__).parent / "suites"
 
@@ -42,7 +43,9 @@ class Entry(Strict):
     limit: Positive | None = None
     """Documents, per context length where there are several; None: the suite's limit."""
     limits: dict[Protocol, Positive] = Field(default_factory=dict)
-    """Fewer documents under one protocol: a seeded sample of the documents of the other."""
+    """Fewer documents under one protocol: a sample of the documents of the other."""
+    sampler: str = ""
+    """Which documents a limit takes: a name from `evalsuite show samplers`; empty: as the suite states."""
     num_fewshot: dict[Protocol, Annotated[int, Field(ge=0)]] = Field(default_factory=dict)
     metrics: dict[Protocol, str] = Field(default_factory=dict)
     """Main metric per protocol, where it differs from the benchmark's."""
@@ -67,9 +70,11 @@ class Suite(Strict):
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.+-]*$")
     title: str
     limit: Positive | None = None
-    """Documents per benchmark: a seeded sample, the same for every checkpoint; None: all."""
+    """Documents per benchmark: a sample, the same for every checkpoint; None: all."""
     limits: dict[Protocol, Positive] = Field(default_factory=dict)
     """Default of the entries' `limits`."""
+    sampler: str = ""
+    """Default of the entries' `sampler`; empty: `seeded`. Generated documents are the first ones."""
     seed: Seed = 0
     """Seed of document samples, generated documents and few-shot examples."""
     seeds: Annotated[tuple[Seed, ...], Distinct] = Field(default=(0,), min_length=1)
@@ -147,7 +152,8 @@ def _expanded(name: str | Path, above: tuple[str, ...]) -> Suite:
         for entry in included.benchmarks:
             limit = entry.limit if entry.limit is not None else included.limit
             limits = included.limits | entry.limits
-            entries.setdefault(entry.benchmark, entry.model_copy(update={"limit": limit, "limits": limits}))
+            inherited = {"limit": limit, "limits": limits, "sampler": entry.sampler or included.sampler}
+            entries.setdefault(entry.benchmark, entry.model_copy(update=inherited))
     return suite.model_copy(update={"include": (), "benchmarks": tuple(entries.values())})
 
 
@@ -219,12 +225,20 @@ def _resolved(suite: Suite, entry: Entry, benchmark: Benchmark) -> tuple[Entry, 
     num_fewshot |= entry.num_fewshot
     protocols = entry.protocols or benchmark.protocols
     limit, limits = _limits(suite, entry, benchmark, protocols)
+    if entry.sampler and benchmark.generated is not None:
+        raise ConfigError(
+            f"{location}: 'sampler' = {entry.sampler}: its documents are generated; remove this key"
+        )
+    sampler = "" if benchmark.generated is not None else entry.sampler or suite.sampler
+    if sampler:
+        SAMPLERS.get_or_raise(sampler, f"{location}: 'sampler'")
     filled = Entry(
         benchmark=benchmark.name,
         protocols=protocols,
         contexts=entry.contexts or benchmark.contexts,
         limit=limit,
         limits=limits,
+        sampler="" if sampler == "seeded" else sampler,
         num_fewshot=num_fewshot,
         metrics=metrics,
         sampling=entry.sampling,

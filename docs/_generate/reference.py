@@ -23,6 +23,7 @@ from evalsuite.reports.measure import MEASURES
 from evalsuite.reports.measures.leaderboard import COLUMNS
 from evalsuite.reports.page.sections import ordered_sections
 from evalsuite.tasks.generator import GENERATORS
+from evalsuite.tasks.samplers import SAMPLERS
 from evalsuite.tasks.sources.transforms import TRANSFORMS
 
 
@@ -130,6 +131,7 @@ DIRECTIVES: dict[str, Callable[[], Any]] = {
     "objectives": lambda: registries.table(OBJECTIVES),
     "scorers": lambda: registries.table(SCORERS, describe_scorer),
     "transforms": lambda: registries.table(TRANSFORMS, lambda each: each.function.__doc__),
+    "samplers": lambda: registries.table(SAMPLERS),
     "generators": lambda: registries.table(GENERATORS, lambda each: each.rows.__doc__),
     "engines": lambda: registries.table(ENGINES),
     "executors": lambda: registries.table(EXECUTORS),

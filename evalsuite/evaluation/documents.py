@@ -195,7 +195,9 @@ def _read(task: _LoadTask) -> _Loaded:
     groups = all_documents(task.benchmark, data_dir=task.data_dir)
     available, published = sum(map(len, groups)), task.benchmark.expected_documents
     partial = (available, published) if published is not None and available < published else None
-    return limit_documents(groups, task.entry.limit, task.resolved.suite.seed), partial
+    return limit_documents(
+        groups, task.entry.limit, task.resolved.suite.seed, task.entry.sampler or "seeded"
+    ), partial
 
 
 def _generate(task: _LoadTask) -> _Loaded:

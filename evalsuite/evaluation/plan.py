@@ -93,6 +93,7 @@ class ResolvedSuite:
                 documents=min(counts[benchmark.name], entry.limits.get(protocol, counts[benchmark.name])),
                 sampling=self.sampling(benchmark) if protocol == "generation" else None,
                 seeds=self.seeds(benchmark) if protocol == "generation" else (0,),
+                sampler=entry.sampler or "seeded",
             )
             for entry, benchmark in self.entries
             for protocol in entry.protocols
@@ -101,7 +102,7 @@ class ResolvedSuite:
 
 def _entry_config(entry: Entry) -> dict[str, Any]:
     """Return an entry as JSON, without optional keys that are empty and what the report alone reads."""
-    optional = ("limits", "prompt", "chat_template_kwargs", "reasoning")
+    optional = ("limits", "sampler", "prompt", "chat_template_kwargs", "reasoning")
     empty = {name for name in optional if not getattr(entry, name)}
     return entry.model_dump(mode="json", exclude={*empty, "not_leading"})
 

@@ -30,6 +30,8 @@ class Cell:
     documents: int
     sampling: Mapping[str, Any] | None = None
     seeds: tuple[int, ...] = (0,)
+    sampler: str = "seeded"
+    """Which documents a limit takes."""
 
     @property
     def sampling_params(self) -> SamplingParams | None:
@@ -75,6 +77,7 @@ def cells_of(manifest: Manifest) -> tuple[Cell, ...]:
             documents=how.total,
             sampling=entries[benchmark.name]["sampling"] if protocol == "generation" else None,
             seeds=how.seeds,
+            sampler=entries[benchmark.name].get("sampler", "seeded"),
         )
         for benchmark in manifest.benchmarks
         for protocol, how in benchmark.protocols.items()
@@ -159,18 +162,18 @@ def read_documents(run: Path, benchmark: str) -> list[Any]:
 
 
 def cell_documents(documents: Sequence[Any], cell: Cell, seed: int) -> list[Any]:
-    """Return the documents of a benchmark under one protocol: all of them, or a seeded sample.
+    """Return the documents of a benchmark under one protocol: all of them, or a sample.
 
     Args:
         documents: the union over both protocols.
-        cell: gives the number of documents.
+        cell: gives the number of documents, and which.
         seed: of the suite.
     """
     if cell.documents >= len(documents):
         return list(documents)
     from evalsuite.tasks.sources.documents import sample_documents
 
-    return sample_documents(documents, cell.documents, seed)
+    return sample_documents(documents, cell.documents, seed, cell.sampler)
 
 
 def _write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:

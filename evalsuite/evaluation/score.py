@@ -276,7 +276,7 @@ class _RunScorer:
             "schema": SCHEMA,
             "scorer": asdict(self.versions[cell.benchmark, cell.protocol]),
             "benchmark": self.benchmarks[cell.benchmark].model_dump(mode="json"),
-            "cell": asdict(cell),
+            "cell": {name: value for name, value in asdict(cell).items() if name != "sampler"},
             "seed": self.manifest.config["seed"],
             "checkpoint": {name: getattr(checkpoint, name) for name in ("label", "weights_id", "tokenizer")}
             | {"path": ""},

@@ -14,6 +14,7 @@ from typing import Any
 from evalsuite.foundation import ConfigError, DataError, content_hash, nearest
 from evalsuite.tasks.benchmark import Benchmark, Source
 from evalsuite.tasks.generator import CountTokens, Row, generate
+from evalsuite.tasks.samplers import SAMPLERS
 from evalsuite.tasks.sources.data import DataSource, open_source
 from evalsuite.tasks.sources.generated_cache import read_generated
 from evalsuite.tasks.sources.transforms import TRANSFORMS
@@ -109,14 +110,16 @@ def count_documents(benchmark: Benchmark, *, data_dir: Path | str | None = None)
     )
 
 
-def limit_documents(groups: Sequence[Sequence[Document]], limit: int | None, seed: int) -> list[Document]:
+def limit_documents(
+    groups: Sequence[Sequence[Document]], limit: int | None, seed: int, sampler: str = "seeded"
+) -> list[Document]:
     """Return at most `limit` documents, divided evenly among the groups; None returns all."""
     if limit is None:
         return [document for group in groups for document in group]
     return [
         document
         for index, group in enumerate(groups)
-        for document in sample_documents(group, _share(limit, index, len(groups)), seed)
+        for document in sample_documents(group, _share(limit, index, len(groups)), seed, sampler)
     ]
 
 
@@ -179,11 +182,26 @@ def _cluster(document: Document, column: str, source: Source) -> str:
     raise DataError(f"{source.dataset}: has no cluster_column '{column}'{nearest(column, document.row)}")
 
 
-def sample_documents(population: Sequence[Document], limit: int, seed: int) -> list[Document]:
-    """Return at most `limit` documents in their order: those with the smallest seeded hash."""
-    drawn = sorted(population, key=lambda document: content_hash([seed, document.doc_id]))[:limit]
-    ids = {document.doc_id for document in drawn}
-    return [document for document in population if document.doc_id in ids]
+def sample_documents(
+    population: Sequence[Document], limit: int, seed: int, sampler: str = "seeded"
+) -> list[Document]:
+    """Return at most `limit` documents in their order.
+
+    Raises:
+        ConfigError: an unknown sampler.
+        DataError: a sampler of another package fails, or returns anything else.
+    """
+    if limit >= len(population):
+        return list(population)
+    draw = SAMPLERS.get_or_raise(sampler, "'sampler'")
+    try:
+        ids = {document.doc_id for document in draw(population, limit, seed)}
+    except Exception as error:  # whatever the code of another package raises
+        raise DataError(f"sampler {sampler} failed ({type(error).__name__}: {error})") from error
+    drawn = [document for document in population if document.doc_id in ids]
+    if len(drawn) != limit or len(ids) != limit:
+        raise DataError(f"sampler {sampler} returned {len(drawn)} of {limit} documents")
+    return drawn
 
 
 def _input_rows(benchmark: Benchmark, data_dir: Path | str | None) -> list[list[Row]]:

@@ -22,13 +22,14 @@ from evalsuite.reports import measures
 from evalsuite.reports.measure import MEASURES
 from evalsuite.tasks.benchmark import BENCHMARKS
 from evalsuite.tasks.generator import GENERATORS
+from evalsuite.tasks.samplers import SAMPLERS
 from evalsuite.tasks.sources.transforms import TRANSFORMS
 
 PACKAGE = Path(__file__).parent / "package"
 assert measures  # registers those of evalsuite
 REGISTRIES: tuple[Registry, ...] = (
     MIXERS, OBJECTIVES, SCHEDULES, OPTIMIZERS, SELECTORS, FAMILIES, ENGINES, SCORERS, BENCHMARKS,
-    TRANSFORMS, GENERATORS, MEASURES,
+    TRANSFORMS, GENERATORS, SAMPLERS, MEASURES,
 )  # fmt: skip
 """Registries that other packages extend."""
 

@@ -18,6 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from evalsuite.api import CompareConfig, GateConfig, RunConfig, compare, distill, evaluate, gate, load_run
 from evalsuite.cli.entry import main
 from evalsuite.distill.recipe import RECIPES
+from evalsuite.evaluation.run_paths import read_documents
 from evalsuite.models import build_student
 from evalsuite.models.checkpoints.fingerprint import plugin_versions, source_hash
 from evalsuite.models.checkpoints.load import describe_checkpoint, load_checkpoint
@@ -71,6 +72,7 @@ def suite(folder: Path) -> Path:
         ("benchmarks", "example_capitals"),
         ("transforms", "example_first_letters"),
         ("generators", "example_counting"),
+        ("samplers", "example_longest"),
         ("measures", "example_lead"),
     ],
 )
@@ -146,7 +148,8 @@ def test_a_student_is_distilled_and_evaluated(example: Path, tmp_path: Path) -> 
 def test_benchmark_transform_and_generator_are_evaluated(example: Path, tmp_path: Path) -> None:
     data = tmp_path / "data"
     (data / "org__texts" / "default").mkdir(parents=True)
-    pd.DataFrame({"text": ["one two three"]}).to_parquet(data / "org__texts" / "default" / "test.parquet")
+    texts = ["", "one two three", "."]
+    pd.DataFrame({"text": texts}).to_parquet(data / "org__texts" / "default" / "test.parquet")
     generation = {"dataset": "evalsuite", "scorer": "exact", "metric": "accuracy", "prompt": "literal"}
     common = {"category": "reasoning", "license": "CC0", "citation": "-"}
     common["generation"] = generation | {"sampling": {"max_new_tokens": 4}}
@@ -158,10 +161,14 @@ def test_benchmark_transform_and_generator_are_evaluated(example: Path, tmp_path
     for name, block in blocks.items():
         (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump({"name": name, "title": name} | block | common))
     path = tmp_path / "suite.yaml"
-    path.write_text("name: s\ntitle: S\nbenchmarks: [example_capitals, letters.yaml, ones.yaml]\n")
+    path.write_text(
+        "name: s\ntitle: S\nbenchmarks:\n- example_capitals\n- ones.yaml\n"
+        "- {benchmark: letters.yaml, limit: 2, sampler: example_longest}\n"
+    )
     run = tmp_path / "run"
     evaluate(RunConfig(suite=path, checkpoints=["pocket"], out=run, device="cpu", data=data, quiet=True))
     samples = load_run(run).samples.groupby("benchmark")
+    assert {each.row["answers"][0] for each in read_documents(run, "letters")} == {"o", "t"}
     assert samples.size().to_dict() == {"example_capitals": 5, "letters": 2, "ones": 3}
 
 

@@ -157,6 +157,27 @@ def test_limits_per_protocol(tmp_path: Path) -> None:
     assert limits_of(f"include: ['{inner}']") == [(None, {"generation": 3})]
 
 
+def test_samplers_of_suites_and_entries(tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+
+    def samplers_of(text: str) -> list[str]:
+        path.write_text(f"name: s\ntitle: S\n{text}\n")
+        return [entry.sampler for entry, _ in resolve(load_suite(path))]
+
+    benchmarks = "benchmarks: [piqa, {benchmark: gsm8k, sampler: seeded}, pocket_facts]"
+    assert samplers_of(f"sampler: first\n{benchmarks}") == ["first", "", ""]
+    assert samplers_of(benchmarks) == ["", "", ""]
+    with pytest.raises(
+        ConfigError, match=r"s.yaml: benchmarks: piqa: 'sampler': unknown sampler 'frist'; did"
+    ):
+        samplers_of("sampler: frist\nbenchmarks: [piqa]")
+    with pytest.raises(ConfigError, match="pocket_facts: 'sampler' = first: its documents are generated"):
+        samplers_of("benchmarks: [{benchmark: pocket_facts, sampler: first}]")
+    inner = tmp_path / "inner.yaml"
+    inner.write_text("name: inner\ntitle: I\nsampler: first\nbenchmarks: [piqa]\n")
+    assert samplers_of(f"include: ['{inner}']\nbenchmarks: [gsm8k]") == ["", "first"]
+
+
 def test_unknown_benchmark_error_names_the_suite(tmp_path: Path) -> None:
     path = tmp_path / "s.yaml"
     path.write_text("name: mine\ntitle: M\nbenchmarks: [arc_eazy]\n")

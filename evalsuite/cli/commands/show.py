@@ -29,6 +29,7 @@ def add(commands: argparse._SubParsersAction) -> None:
         ("scorers", show_scorers, "the scorers of generated responses"),
         ("transforms", show_transforms, "what turns rows of a dataset into questions"),
         ("generators", show_generators, "what makes the documents of benchmarks without a dataset"),
+        ("samplers", show_samplers, "what chooses the documents that a limit takes"),
         ("engines", show_engines, "the inference engines and whether they take arguments"),
         ("measures", show_measures, "the quantities of a report"),
         ("executors", show_executors, "what carries out the inference of a run"),
@@ -178,6 +179,14 @@ def show_generators(arguments: argparse.Namespace) -> int:
     from evalsuite.tasks.generator import GENERATORS
 
     list(print_registry(GENERATORS, lambda generator: generator.rows.__doc__))
+    return 0
+
+
+def show_samplers(arguments: argparse.Namespace) -> int:
+    """Print name and description of every sampler."""
+    from evalsuite.tasks.sources.documents import SAMPLERS
+
+    list(print_registry(SAMPLERS))
     return 0
 
 

@@ -10,9 +10,11 @@ import pytest
 from evalsuite.foundation import ConfigError, DataError
 from evalsuite.foundation.strict import parse
 from evalsuite.tasks.benchmark import Benchmark, Source, load_benchmark
+from evalsuite.tasks.samplers import SAMPLERS
 from evalsuite.tasks.sources.documents import (
     documents,
     fewshot_documents,
+    limit_documents,
     sample_documents,
     with_clusters,
     with_ids,
@@ -155,3 +157,22 @@ def test_clusters_do_not_change_ids() -> None:
     source = Source(dataset="org/reading", split="test", cluster_column="passage")
     plain = with_ids([({"passage": "p"}, None)])
     assert [each.doc_id for each in with_clusters(plain, source)] == [each.doc_id for each in plain]
+
+
+def test_samplers_choose_what_a_limit_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = (with_ids([({"group": group, "n": n}, None) for n in range(4)]) for group in (1, 2))
+    found = limit_documents([first, second], 3, 0, "first")
+    assert [each.row for each in found] == [each.row for each in (*first[:2], second[0])]
+    monkeypatch.setitem(SAMPLERS._items, "last", lambda population, limit, seed: population[-limit:][::-1])
+    assert sample_documents(first, 2, 0, "last") == first[2:]  # in their order
+    with pytest.raises(ConfigError, match="unknown sampler 'lats'; did you mean 'last'"):
+        sample_documents(first, 2, 0, "lats")
+    for broken, told in (
+        (lambda *_: 1 / 0, r"sampler bad failed \(ZeroDivisionError"),
+        (lambda *_: [None], r"sampler bad failed \(AttributeError"),
+        (lambda population, limit, seed: population, "sampler bad returned 4 of 2 documents"),
+        (lambda *_: second[:2], "sampler bad returned 0 of 2 documents"),
+    ):
+        monkeypatch.setitem(SAMPLERS._items, "bad", broken)
+        with pytest.raises(DataError, match=told):
+            sample_documents(first, 2, 0, "bad")
