@@ -15,7 +15,7 @@ from evalsuite.executors import EXECUTORS
 from evalsuite.foundation.strict import Strict
 from evalsuite.models.engines import ENGINES
 from evalsuite.models.mixers import MIXERS
-from evalsuite.protocols.scorers import SCORERS, describe_scorer
+from evalsuite.protocols.scorers import SCORERS, Scorer
 from evalsuite.reports.exports.formats import EXPORTERS
 from evalsuite.reports.gate.metrics import RULE_METRICS
 from evalsuite.reports.imports import IMPORTERS
@@ -129,7 +129,7 @@ DIRECTIVES: dict[str, Callable[[], Any]] = {
     "mixers": mixers,
     "mixer options": mixer_options,
     "objectives": lambda: registries.table(OBJECTIVES),
-    "scorers": lambda: registries.table(SCORERS, describe_scorer),
+    "scorers": lambda: registries.table(SCORERS, Scorer.describe),
     "transforms": lambda: registries.table(TRANSFORMS, lambda each: each.function.__doc__),
     "samplers": lambda: registries.table(SAMPLERS),
     "generators": lambda: registries.table(GENERATORS, lambda each: each.rows.__doc__),

@@ -2,11 +2,29 @@
 
 import argparse
 from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
 from typing import Any
 
 from evalsuite.cli.options import add_data_option
 from evalsuite.cli.parser import command
 from evalsuite.foundation.registry import Registry, plugin_origin
+
+LISTED = {
+    "objectives": ("distill.recipe.stage:OBJECTIVES:Stage", "the training objectives and their own settings"),
+    "schedules": (
+        "distill.optim.schedules:SCHEDULES:Schedule",
+        "the learning-rate schedules and settings",
+    ),
+    "optimizers": ("distill.optim.optimizers:OPTIMIZERS:Optimizer", "the optimizers and their own settings"),
+    "families": ("models.decoder.families:FAMILIES", "the families of teachers that can be distilled"),
+    "scorers": ("protocols.scorers:SCORERS", "the scorers of generated responses"),
+    "transforms": ("tasks.sources.transforms:TRANSFORMS", "what turns rows of a dataset into questions"),
+    "generators": ("tasks.generator:GENERATORS", "what makes the documents of benchmarks without a dataset"),
+    "samplers": ("tasks.samplers:SAMPLERS", "what chooses the documents that a limit takes"),
+    "measures": ("reports.measures:MEASURES", "the quantities of a report"),
+    "executors": ("executors:EXECUTORS", "what carries out the inference of a run"),
+}
+"""Subject → module of evalsuite, registry and the class whose settings all of its classes have; help."""
 
 
 def add(commands: argparse._SubParsersAction) -> None:
@@ -18,21 +36,14 @@ def add(commands: argparse._SubParsersAction) -> None:
         example="  evalsuite show benchmarks\n  evalsuite show checkpoint runs/demo/students/gla",
     )
     subjects = parser.add_subparsers(dest="subject", required=True, metavar="SUBJECT")
+    for name, (_, text) in LISTED.items():
+        subject = subjects.add_parser(name, help=text, description=text)
+        subject.set_defaults(call=show_registry)
     for name, call, text in (
         ("mixers", show_mixers, "the mixers and their options with defaults"),
         ("recipes", show_recipes, "the recipes that ship with evalsuite, and their variants"),
-        ("objectives", show_objectives, "the training objectives and the settings that only they have"),
-        ("schedules", show_schedules, "the learning-rate schedules and the settings that only they have"),
-        ("optimizers", show_optimizers, "the optimizers and the settings that only they have"),
-        ("families", show_families, "the families of teachers that can be distilled"),
         ("selectors", show_selectors, "the methods that choose the layers that stay softmax"),
-        ("scorers", show_scorers, "the scorers of generated responses"),
-        ("transforms", show_transforms, "what turns rows of a dataset into questions"),
-        ("generators", show_generators, "what makes the documents of benchmarks without a dataset"),
-        ("samplers", show_samplers, "what chooses the documents that a limit takes"),
         ("engines", show_engines, "the inference engines and whether they take arguments"),
-        ("measures", show_measures, "the quantities of a report"),
-        ("executors", show_executors, "what carries out the inference of a run"),
         ("suites", show_suites, "the suites and their benchmarks"),
         ("benchmarks", show_benchmarks, "the benchmarks with protocols, documents, chance level and license"),
     ):
@@ -111,83 +122,24 @@ def print_registry(
             yield name
 
 
-def show_measures(arguments: argparse.Namespace) -> int:
-    """Print the tables, leaderboard columns and gate metrics of every measure."""
-    import evalsuite.reports.measures  # noqa: F401  # registers evalsuite's own
-    from evalsuite.reports.measure import MEASURES
-
-    for _ in print_registry(MEASURES, lambda measure: measure.describe()):
-        pass
-    return 0
-
-
-def show_objectives(arguments: argparse.Namespace) -> int:
-    """Print name, description and settings of every training objective."""
-    from evalsuite.distill.recipe.stage import OBJECTIVES, Stage
-
-    return _print_with_settings(OBJECTIVES, Stage)
-
-
-def show_schedules(arguments: argparse.Namespace) -> int:
-    """Print name, description and settings of every learning-rate schedule."""
-    from evalsuite.distill.optim.schedules import SCHEDULES, Schedule
-
-    return _print_with_settings(SCHEDULES, Schedule)
-
-
-def show_optimizers(arguments: argparse.Namespace) -> int:
-    """Print name, description and settings of every optimizer."""
-    from evalsuite.distill.optim.optimizers import OPTIMIZERS, Optimizer
-
-    return _print_with_settings(OPTIMIZERS, Optimizer)
-
-
-def _print_with_settings(registry: Registry[Any], base: Any) -> int:
-    for name in print_registry(registry):
-        own = [key for key in registry[name].model_fields if key not in base.model_fields]
+def show_registry(arguments: argparse.Namespace) -> int:
+    """Print name, description and settings of every definition of a registry."""
+    module, name, *base = LISTED[arguments.subject][0].split(":")
+    home = import_module(f"evalsuite.{module}")
+    registry = getattr(home, name)
+    for each in print_registry(registry, described):
+        common = {} if not base else getattr(home, base[0]).model_fields
+        own = [key for key in registry[each].model_fields if key not in common] if base else []
         if own:
             print("    settings: " + ", ".join(own))
     return 0
 
 
-def show_families(arguments: argparse.Namespace) -> int:
-    """Print the model type of every family of teachers and what distinguishes it."""
-    from evalsuite.models.decoder.families import FAMILIES, Family
-
-    list(print_registry(FAMILIES, Family.describe))
-    return 0
-
-
-def show_scorers(arguments: argparse.Namespace) -> int:
-    """Print name and description of every scorer of generated responses."""
-    from evalsuite.protocols.scorers import SCORERS, describe_scorer
-
-    list(print_registry(SCORERS, describe_scorer))
-    return 0
-
-
-def show_transforms(arguments: argparse.Namespace) -> int:
-    """Print name and description of every row transform."""
-    from evalsuite.tasks.sources.transforms import TRANSFORMS
-
-    list(print_registry(TRANSFORMS, lambda transform: transform.function.__doc__))
-    return 0
-
-
-def show_generators(arguments: argparse.Namespace) -> int:
-    """Print name and description of every document generator."""
-    from evalsuite.tasks.generator import GENERATORS
-
-    list(print_registry(GENERATORS, lambda generator: generator.rows.__doc__))
-    return 0
-
-
-def show_samplers(arguments: argparse.Namespace) -> int:
-    """Print name and description of every sampler."""
-    from evalsuite.tasks.sources.documents import SAMPLERS
-
-    list(print_registry(SAMPLERS))
-    return 0
+def described(item: Any) -> str | None:
+    """Return the docstring of a definition, or of the function that it holds."""
+    if hasattr(item, "describe"):
+        return str(item.describe())
+    return getattr(item, "function", getattr(item, "rows", item)).__doc__
 
 
 def show_engines(arguments: argparse.Namespace) -> int:
@@ -196,14 +148,6 @@ def show_engines(arguments: argparse.Namespace) -> int:
 
     for name in print_registry(ENGINES):
         print(f"    --engine-args: {ENGINES[name].arguments_help or 'none'}")
-    return 0
-
-
-def show_executors(arguments: argparse.Namespace) -> int:
-    """Print name and description of every executor."""
-    from evalsuite.executors import EXECUTORS
-
-    list(print_registry(EXECUTORS))
     return 0
 
 

@@ -6,22 +6,8 @@ module of this folder is imported and registers its own. Other packages add scor
 """
 
 from evalsuite.foundation.registry import import_submodules
-from evalsuite.protocols.scorers.base import (
-    SCORERS,
-    ScoreFunction,
-    Scorer,
-    ScorerOutput,
-    as_scorer,
-    describe_scorer,
-)
+from evalsuite.protocols.scorers.base import SCORERS, ScoreFunction, Scorer, ScorerOutput, as_scorer
 
 import_submodules(__name__, __path__)
 
-__all__ = [
-    "SCORERS",
-    "ScoreFunction",
-    "Scorer",
-    "ScorerOutput",
-    "as_scorer",
-    "describe_scorer",
-]
+__all__ = ["SCORERS", "ScoreFunction", "Scorer", "ScorerOutput", "as_scorer"]

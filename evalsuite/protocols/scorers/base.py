@@ -61,6 +61,13 @@ class Scorer:
         sources = [source_hash(file.name, root=file.parent) for file in files]
         return content_hash([sources, {name: _installed(name) for name in self.packages}], 12)
 
+    def describe(self) -> str:
+        """The docstring of the function, or of the metric that a partial applies."""
+        function: Any = self.function
+        if isinstance(function, partial):
+            function = next((each for each in function.args if callable(each)), function.func)
+        return str(function.__doc__ or "")
+
     def check_packages(self, where: str) -> None:
         """Raise MissingDependencyError, which begins with `where`, if a package is not installed."""
         for name, requirement in self.packages.items():
@@ -68,15 +75,6 @@ class Scorer:
                 raise MissingDependencyError(
                     f"{where}: needs the package {name}, which is not installed; `pip install {requirement}`"
                 )
-
-
-def describe_scorer(scorer: Scorer) -> str | None:
-    """Return the docstring of a scorer's function, or of the metric that a partial applies."""
-    function: Any = scorer.function
-    if isinstance(function, partial):
-        metrics = [each for each in function.args if callable(each)]
-        function = metrics[0] if metrics else function.func
-    return getattr(function, "__doc__", None)
 
 
 def as_scorer(item: Any) -> Scorer:
