@@ -13,10 +13,9 @@ from pydantic import (
 )
 
 from evalsuite.foundation import ConfigError, nearest
-from evalsuite.foundation.metrics import PERPLEXITIES
 from evalsuite.foundation.registry import Registry
 from evalsuite.foundation.strict import Strict, load
-from evalsuite.foundation.taxonomy import CATEGORIES, Category, Protocol
+from evalsuite.foundation.taxonomy import CATEGORIES, PERPLEXITIES, Category, Protocol
 
 FOLDER = Path(__file__).parent / "benchmarks"
 

@@ -12,13 +12,16 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from evalsuite.foundation import DataError, RunFolderError, read_jsonl, write_text
 from evalsuite.foundation.context_limits import ContextLimit, context_name
 from evalsuite.models.inference.requests import Request, SamplingParams
 from evalsuite.protocols.request_set import RequestSet
 from evalsuite.reports.run import Checkpoint, Manifest, manifest_path, read_manifest
+
+if TYPE_CHECKING:
+    from evalsuite.models.inference.response_cache import ResponseCache
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,6 +111,25 @@ def unread_contexts(config: Mapping[str, Any], limit: ContextLimit) -> dict[str,
 def responses_folder(run: Path) -> Path:
     """Return the folder of a run's responses."""
     return Path(run) / "responses"
+
+
+def open_responses(run: Path, manifest: Manifest) -> "ResponseCache":
+    """Return the responses of a run with this manifest.
+
+    Raises:
+        DataError: a log of no engine of the run; and as `ResponseCache`.
+    """
+    from evalsuite.models.inference.response_cache import ResponseCache
+    from evalsuite.models.inference.settling import rounding
+
+    tolerances = {each.fingerprint: rounding(each.versions) for each in manifest.engines.values()}
+    for log in sorted(responses_folder(run).glob("*.jsonl")):
+        if log.name.split(".")[0] not in tolerances:
+            raise DataError(
+                f"{log}: {manifest_path(run)} names no engine with this fingerprint; restore that file, "
+                "or remove the log"
+            )
+    return ResponseCache(responses_folder(run), tolerances)
 
 
 def requests_path(run: Path, tokenizer: str, cell: Cell) -> Path:

@@ -23,11 +23,11 @@ from evalsuite.evaluation.run_paths import (
     cells_of,
     documents_path,
     num_rows,
+    open_responses,
     read_documents,
     read_requests,
     requests_path,
 )
-from evalsuite.evaluation.run_responses import open_responses
 from evalsuite.evaluation.scorer_versions import scorer_version
 from evalsuite.foundation import DataError, canonical_json, file_hash, progress
 from evalsuite.foundation.context_limits import ContextLimit

@@ -1,4 +1,4 @@
-"""What several rooms share: protocols, benchmark categories, recall numbers, outcomes of a response.
+"""What several rooms share: protocols, categories, perplexities, recall numbers, outcomes of a response.
 
 Standard library only, so that the infer phase can import it.
 """
@@ -23,6 +23,14 @@ Category = Literal[
 ]
 """What a benchmark tests; `other` marks imported benchmarks that evalsuite does not know."""
 CATEGORIES: tuple[Category, ...] = get_args(Category)
+
+PERPLEXITIES: dict[str, str | None] = {
+    "perplexity": None,
+    "word_perplexity": "words",
+    "byte_perplexity": "bytes",
+}
+"""Metrics that are losses: recorded as the document's negative log-likelihood in nats (lower is better), and
+reported as the mean over the named units; None counts each document once."""
 
 
 @dataclass(frozen=True, slots=True)

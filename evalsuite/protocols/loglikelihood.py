@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from evalsuite.foundation import ConfigError, DataError, content_hash, nearest
-from evalsuite.foundation.metrics import PERPLEXITIES
+from evalsuite.foundation.taxonomy import PERPLEXITIES
 from evalsuite.models.inference.requests import ScoreResponse
 from evalsuite.protocols import compat_lm_eval
 from evalsuite.protocols.isolation import quiet_harness

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from evalsuite.foundation import DataError, canonical_json
-from evalsuite.foundation.metrics import PERPLEXITIES
-from evalsuite.foundation.taxonomy import Protocol
+from evalsuite.foundation.taxonomy import PERPLEXITIES, Protocol
 from evalsuite.reports.imports.fields import (
     Fields,
     read_lines,

@@ -7,8 +7,7 @@ import numpy as np
 import pandas as pd
 
 from evalsuite.foundation import write_bytes
-from evalsuite.foundation.metrics import PERPLEXITIES
-from evalsuite.foundation.taxonomy import OUTCOMES
+from evalsuite.foundation.taxonomy import OUTCOMES, PERPLEXITIES
 from evalsuite.reports.records.reading import NO_CONTEXT, read_run_scores
 from evalsuite.reports.records.score_files import score_paths
 from evalsuite.reports.run import Benchmark, Manifest, read_manifest

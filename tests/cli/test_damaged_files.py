@@ -14,8 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from evalsuite.config import read_run_config
 from evalsuite.distill import load_recipe
 from evalsuite.distill.training.builders import resolve_layer_selection
-from evalsuite.evaluation.run_paths import cells_of, read_built, read_documents, read_requests
-from evalsuite.evaluation.run_responses import open_responses
+from evalsuite.evaluation.run_paths import cells_of, open_responses, read_built, read_documents, read_requests
 from evalsuite.evaluation.shards.merge import merge_shards
 from evalsuite.foundation import EvalsuiteError
 from evalsuite.models import build_student

@@ -38,8 +38,7 @@ from evalsuite.evaluation.run_paths import (
     responses_folder,
 )
 from evalsuite.foundation import ConfigError, DataError, write_text
-from evalsuite.foundation.metrics import PERPLEXITIES
-from evalsuite.foundation.taxonomy import PROTOCOLS
+from evalsuite.foundation.taxonomy import PERPLEXITIES, PROTOCOLS
 from evalsuite.models.checkpoints.positions import max_positions
 from evalsuite.models.inference.requests import GenerateResponse
 from evalsuite.models.inference.response_cache import ResponseCache

@@ -10,7 +10,7 @@ from typing import Any
 from evalsuite.evaluation.environment import record_engine, update_environment
 from evalsuite.evaluation.inference.jobs import InferenceJob, split, whole_jobs
 from evalsuite.evaluation.inference.worker import EngineChoice, InferenceWorker, PreloadedEngine
-from evalsuite.evaluation.run_responses import open_responses
+from evalsuite.evaluation.run_paths import open_responses
 from evalsuite.executors import Executor
 from evalsuite.foundation import ConfigError, progress
 from evalsuite.models.inference.response_cache import Key, ResponseCache, response_from_dict

@@ -10,8 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from evalsuite.evaluation.run_paths import cells_of, read_built, read_requests, responses_folder
-from evalsuite.evaluation.run_responses import open_responses
+from evalsuite.evaluation.run_paths import (
+    cells_of,
+    open_responses,
+    read_built,
+    read_requests,
+    responses_folder,
+)
 from evalsuite.foundation import RunFolderError, canonical_json, read_jsonl, write_bytes
 from evalsuite.reports.records.loss_curves import loss_curve_path
 from evalsuite.reports.run import FILE, environment_path, manifest_json

@@ -16,10 +16,9 @@ import numpy as np
 from pydantic import Field
 
 from evalsuite.foundation import DataError
-from evalsuite.foundation.metrics import PERPLEXITIES
 from evalsuite.foundation.strict import Strict, parse
 from evalsuite.foundation.strict_yaml import read_yaml
-from evalsuite.foundation.taxonomy import PROTOCOL_TITLES, PROTOCOLS, names_answer
+from evalsuite.foundation.taxonomy import PERPLEXITIES, PROTOCOL_TITLES, PROTOCOLS, names_answer
 from evalsuite.reports.analysis.bootstrap_sample import ResampledStratum
 from evalsuite.reports.statistics.bootstrap import Stratum
 from evalsuite.reports.statistics.intervals import Interval

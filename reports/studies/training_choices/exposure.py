@@ -102,8 +102,7 @@ def _documents(run: Path) -> Iterator[tuple[Any, Mapping[str, Any], Any]]:
 
 
 def _responses(run: Path, chosen: Sequence[tuple[Any, Any, Any]]) -> dict[Any, GenerateResponse]:
-    from evalsuite.evaluation.run_paths import read_built
-    from evalsuite.evaluation.run_responses import open_responses
+    from evalsuite.evaluation.run_paths import open_responses, read_built
 
     manifest = read_built(run)
     (fingerprint,) = manifest.fingerprints.values()
