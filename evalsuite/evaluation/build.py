@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from evalsuite.evaluation.checkpoints import CheckpointRegistry, RunCheckpoint
+from evalsuite.evaluation.checkpoints import CheckpointRegistry, LocalCheckpoint
 from evalsuite.evaluation.documents import load_documents
 from evalsuite.evaluation.environment import update_environment
 from evalsuite.evaluation.plan import (
@@ -49,7 +49,7 @@ Data = Path | str | None
 def build_requests(
     run: Path,
     resolved: ResolvedSuite,
-    checkpoints: Sequence[RunCheckpoint],
+    checkpoints: Sequence[LocalCheckpoint],
     data_dir: Data,
     *,
     diverged: Sequence[DivergedStudent] = (),
@@ -78,7 +78,7 @@ def build_requests(
     others = [each for each in before.checkpoints if each.weights_id not in new] if before else []
     # The run's labels stay, while those of these checkpoints may change.
     registry = CheckpointRegistry(others)
-    checkpoints = [replace(each, label=registry.add(each.described)) for each in checkpoints]
+    checkpoints = [replace(each, label=registry.add(each)) for each in checkpoints]
     if before is not None:
         # What an earlier call left out stays out: the requests of a run do not change.
         resolved = resolved.without(before.left_out)
@@ -153,17 +153,17 @@ def _documents_hash(documents: Sequence[Document]) -> str:
     return content_hash([document.doc_id for document in documents])
 
 
-def _by_tokenizer(checkpoints: Sequence[RunCheckpoint]) -> dict[str, list[RunCheckpoint]]:
-    found: dict[str, list[RunCheckpoint]] = {}
+def _by_tokenizer(checkpoints: Sequence[LocalCheckpoint]) -> dict[str, list[LocalCheckpoint]]:
+    found: dict[str, list[LocalCheckpoint]] = {}
     for checkpoint in checkpoints:
-        found.setdefault(checkpoint.tokenizer_id, []).append(checkpoint)
+        found.setdefault(checkpoint.tokenizer, []).append(checkpoint)
     return found
 
 
 def _build_for_tokenizer(
     run: Path,
     resolved: ResolvedSuite,
-    checkpoints: list[RunCheckpoint],
+    checkpoints: list[LocalCheckpoint],
     cells: Sequence[Cell],
     found: Mapping[str, list[Document]],
     data_dir: Data,
@@ -173,10 +173,10 @@ def _build_for_tokenizer(
     quiet: bool,
 ) -> None:
     rows = sum(cell.documents for cell in cells)
-    tokenizer = pool.share(checkpoints[0].tokenizer, rows)
+    tokenizer = pool.share(checkpoints[0].text_tokenizer, rows)
     tasks = [
         _BuildTask(
-            path=requests_path(run, checkpoints[0].tokenizer_id, cell),
+            path=requests_path(run, checkpoints[0].tokenizer, cell),
             resolved=resolved,
             cell=cell,
             documents=found[cell.benchmark],
@@ -219,9 +219,9 @@ def _write_cell(task: _BuildTask) -> None:
     write_requests(task.path, request_sets)
 
 
-def shortest(checkpoints: Sequence[RunCheckpoint]) -> int:
+def shortest(checkpoints: Sequence[LocalCheckpoint]) -> int:
     """Return the number of positions that all of these checkpoints support."""
-    return min(checkpoint.max_length for checkpoint in checkpoints)
+    return min(checkpoint.positions for checkpoint in checkpoints)
 
 
 def build_cell(

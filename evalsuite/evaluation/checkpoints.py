@@ -1,7 +1,7 @@
 """Checkpoints of a run: labels, roles, tokenizers and lengths, read without their weights."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,42 +13,26 @@ from evalsuite.models.checkpoints.tokenizers import tokenizer_parts
 from evalsuite.reports.run import Checkpoint, DivergedStudent
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunCheckpoint:
-    """One checkpoint, as known before its weights are loaded."""
+@dataclass(frozen=True, kw_only=True)
+class LocalCheckpoint(Checkpoint):
+    """A checkpoint that lies here, as known before its weights are loaded, with what builds its requests."""
 
-    label: str
-    path: str
-    role: str
-    weights_id: str
-    tokenizer_id: str
-    tokenizer: Any
-    max_length: int
-    """Positions, as its config states them; texts of benchmarks without contexts are cut to them."""
-    parameters: int | None
-    lineage: dict[str, Any]
+    positions: int
+    text_tokenizer: Any
+    """As transformers loads it; `tokenizer` identifies it."""
     config: Any = None
     """Config as transformers reads it; None for a checkpoint without a model."""
     training: Path | None = None
     """File of its loss curve, if it has one."""
 
     @property
-    def described(self) -> Checkpoint:
-        """How the manifest names it."""
-        return Checkpoint(
-            label=self.label,
-            weights_id=self.weights_id,
-            role="teacher" if self.role == "teacher" else "student",
-            path=self.path,
-            parameters=self.parameters,
-            positions=self.max_length,
-            tokenizer=self.tokenizer_id,
-            lineage=self.lineage,
-        )
+    def stated(self) -> Checkpoint:
+        """What the manifest states of it."""
+        return Checkpoint(**{each.name: getattr(self, each.name) for each in fields(Checkpoint)})
 
     def limit(self, max_length: int | None) -> ContextLimit:
         """Return which contexts it reads in a run with this `max_length`."""
-        return ContextLimit(self.max_length, max_length)
+        return ContextLimit(self.positions, max_length)
 
 
 class CheckpointRegistry:
@@ -100,7 +84,7 @@ def path_suffixes(path: str) -> list[str]:
 
 def describe_checkpoints(
     checkpoints: Sequence[str], teacher: str | None, *, trust_remote_code: bool = False
-) -> list[RunCheckpoint]:
+) -> list[LocalCheckpoint]:
     """Read the metadata of checkpoints, the teacher first.
 
     A checkpoint that is also the teacher is listed once.
@@ -119,16 +103,16 @@ def describe_checkpoints(
     labels = [info.label for info in known]
     if len(set(labels)) < len(labels):
         labels = unique_labels([str(path) for path in paths])
-    found: list[RunCheckpoint] = []
+    found: list[LocalCheckpoint] = []
     for path, label, info in zip(paths, labels, known, strict=True):
-        checkpoint = RunCheckpoint(
+        checkpoint = LocalCheckpoint(
             label=label,
             path=str(path),
             role="teacher" if path == teacher else "student",
             weights_id=info.weights_id,
-            tokenizer_id=tokenizer_id(info.tokenizer),
-            tokenizer=info.tokenizer,
-            max_length=max_positions(info.config),
+            tokenizer=tokenizer_id(info.tokenizer),
+            text_tokenizer=info.tokenizer,
+            positions=max_positions(info.config),
             parameters=info.parameters,
             lineage=dict(info.lineage),
             config=info.config,
@@ -222,7 +206,7 @@ def tokenizer_id(tokenizer: Any) -> str:
     )
 
 
-def check_max_length(checkpoints: Sequence[RunCheckpoint], max_length: int) -> None:
+def check_max_length(checkpoints: Sequence[LocalCheckpoint], max_length: int) -> None:
     """Refuse a `max_length` that a checkpoint's positions cannot reach.
 
     Raises:

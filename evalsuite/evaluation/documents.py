@@ -6,7 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from evalsuite.evaluation.checkpoints import RunCheckpoint
+from evalsuite.evaluation.checkpoints import LocalCheckpoint
 from evalsuite.evaluation.plan import ResolvedSuite, resolve_suite
 from evalsuite.evaluation.processes.workers import Shared, WorkerPool, expected_rows
 from evalsuite.evaluation.run_paths import unread_contexts
@@ -48,7 +48,7 @@ class LoadedDocuments:
 
 def load_documents(
     resolved: ResolvedSuite,
-    checkpoints: Sequence[RunCheckpoint],
+    checkpoints: Sequence[LocalCheckpoint],
     data_dir: Path | str | None,
     *,
     skip_missing: bool = False,
@@ -87,9 +87,9 @@ def load_documents(
     loaded = LoadedDocuments({}, {}, left_out, unread)
     pool = pool or WorkerPool()
     rows = expected_rows(resolved.entries, None)
-    tokenizer = pool.share(checkpoints[0].tokenizer, rows)
+    tokenizer = pool.share(checkpoints[0].text_tokenizer, rows)
     tasks = [
-        _LoadTask(resolved, entry, benchmark, data_dir, tokenizer, checkpoints[0].tokenizer_id)
+        _LoadTask(resolved, entry, benchmark, data_dir, tokenizer, checkpoints[0].tokenizer)
         for entry, benchmark in resolved.entries
     ]
     results: dict[int, _Loaded | EvalsuiteError] = {}
@@ -114,7 +114,7 @@ def load_documents(
     return loaded
 
 
-def unreadable_contexts(resolved: ResolvedSuite, checkpoints: Sequence[RunCheckpoint]) -> dict[str, str]:
+def unreadable_contexts(resolved: ResolvedSuite, checkpoints: Sequence[LocalCheckpoint]) -> dict[str, str]:
     """Return the contexts that no checkpoint supports, and why; generating their documents is slow."""
     limits = {each.label: each.limit(resolved.max_length) for each in checkpoints}
     label = max(limits, key=lambda label: limits[label].longest or 0)
@@ -124,21 +124,21 @@ def unreadable_contexts(resolved: ResolvedSuite, checkpoints: Sequence[RunCheckp
     return dict.fromkeys(unread_contexts(resolved.config, limits[label]), why)
 
 
-def _check_extension(resolved: ResolvedSuite, checkpoints: Sequence[RunCheckpoint]) -> None:
+def _check_extension(resolved: ResolvedSuite, checkpoints: Sequence[LocalCheckpoint]) -> None:
     """Refuse a `max_length` without effect."""
     if resolved.max_length is not None and all(
         each.limit(resolved.max_length).extension is None for each in checkpoints
     ):
-        fewest = min(checkpoints, key=lambda each: each.max_length)
+        fewest = min(checkpoints, key=lambda each: each.positions)
         raise ConfigError(
             f"'max_length' (--max-length) = {resolved.max_length}: it only extends checkpoints, and "
-            f"{fewest.label} reads {fewest.max_length:,} positions already; leave it out, or use shorter "
+            f"{fewest.label} reads {fewest.positions:,} positions already; leave it out, or use shorter "
             "contexts in a suite of your own"
         )
 
 
 def _refuse_unread(
-    resolved: ResolvedSuite, checkpoints: Sequence[RunCheckpoint], left_out: Mapping[str, str]
+    resolved: ResolvedSuite, checkpoints: Sequence[LocalCheckpoint], left_out: Mapping[str, str]
 ) -> None:
     """Refuse a context that a checkpoint does not support; one that none supports first."""
     refused = dict(left_out)
@@ -315,8 +315,7 @@ def prepare_documents(
     wanted = [
         (benchmark, context, tokenizer_id)
         for entry, benchmark in resolved.entries
-        if (tokenizer_id := counter_id(described[0].tokenizer_id, benchmark, chat_template=template))
-        is not None
+        if (tokenizer_id := counter_id(described[0].tokenizer, benchmark, chat_template=template)) is not None
         for context in entry.contexts
     ]
     files = [
@@ -326,7 +325,7 @@ def prepare_documents(
             folder,
             seed=resolved.suite.seed,
             tokenizer_id=tokenizer_id,
-            count_tokens=token_counter(described[0].tokenizer, benchmark, chat_template=template),
+            count_tokens=token_counter(described[0].text_tokenizer, benchmark, chat_template=template),
         )
         for benchmark, context, tokenizer_id in progress(
             wanted, total=len(wanted), what="generate documents", unit="file", quiet=quiet

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from evalsuite.config import PHASES, RunConfig
 from evalsuite.evaluation.build import build_cell, shortest
-from evalsuite.evaluation.checkpoints import RunCheckpoint
+from evalsuite.evaluation.checkpoints import LocalCheckpoint
 from evalsuite.evaluation.documents import load_documents
 from evalsuite.evaluation.environment import coverage_notices
 from evalsuite.evaluation.inference.engines import resolve_device
@@ -77,7 +77,7 @@ def estimate_run(config: RunConfig) -> Estimate:
         resolved, described, config.data, skip_missing=config.skip_missing, strict=config.strict
     )
     resolved, found = resolved.without(loaded.left_out), loaded.documents
-    encoder = Encoder(described[0].tokenizer)
+    encoder = Encoder(described[0].text_tokenizer)
     result = Estimate(
         checkpoints=len(described),
         parameters=sum(checkpoint.parameters or 0 for checkpoint in described),
@@ -115,7 +115,7 @@ def estimate_run(config: RunConfig) -> Estimate:
 
 
 def _time(
-    checkpoints: Sequence[RunCheckpoint],
+    checkpoints: Sequence[LocalCheckpoint],
     requests: Sequence[Request],
     engine: str,
     device: str,
@@ -131,7 +131,7 @@ def _time(
         try:
             rates = kind.token_times(
                 checkpoint.config,
-                checkpoint.tokenizer,
+                checkpoint.text_tokenizer,
                 settings,
                 parameters=checkpoint.parameters or 1,
                 prompt_tokens=max(1, prefill // len(requests)),

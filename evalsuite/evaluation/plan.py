@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from evalsuite.evaluation.checkpoints import RunCheckpoint, check_max_length
+from evalsuite.evaluation.checkpoints import LocalCheckpoint, check_max_length
 from evalsuite.evaluation.run_paths import Cell
 from evalsuite.foundation import ConfigError, RunFolderError
 from evalsuite.foundation.chat_templates import check_template_arguments
@@ -109,7 +109,7 @@ def _entry_config(entry: Entry) -> dict[str, Any]:
 
 def resolve_suite(
     suite: str | Path,
-    checkpoints: Sequence[RunCheckpoint],
+    checkpoints: Sequence[LocalCheckpoint],
     *,
     limit: int | None = None,
     max_length: int | None = None,
@@ -206,11 +206,11 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "…"
 
 
-def _use_chat_template(suite: Suite, checkpoints: Sequence[RunCheckpoint]) -> bool:
+def _use_chat_template(suite: Suite, checkpoints: Sequence[LocalCheckpoint]) -> bool:
     """Return whether chat templates are used: for all checkpoints or for none."""
     if suite.chat_template == "never":
         return False
-    lacking = [each.label for each in checkpoints if not each.tokenizer.chat_template]
+    lacking = [each.label for each in checkpoints if not each.text_tokenizer.chat_template]
     if suite.chat_template == "always" and lacking:
         raise ConfigError(
             f"{suite.location}: 'chat_template' = always: the tokenizer of {lacking[0]} has no chat "
@@ -227,7 +227,7 @@ def _use_chat_template(suite: Suite, checkpoints: Sequence[RunCheckpoint]) -> bo
 
 
 def _check_template_arguments(
-    suite: Suite, benchmarks: Sequence[Benchmark], checkpoints: Sequence[RunCheckpoint]
+    suite: Suite, benchmarks: Sequence[Benchmark], checkpoints: Sequence[LocalCheckpoint]
 ) -> None:
     """Refuse chat templates that do not read the arguments of a benchmark's prompts, or reject them."""
     for benchmark in benchmarks:
@@ -236,8 +236,8 @@ def _check_template_arguments(
             continue
         for each in checkpoints:
             try:
-                check_template_arguments(each.tokenizer.chat_template, how.chat_template_kwargs)
-                chat_text(benchmark, [("user", "A question.")], each.tokenizer)
+                check_template_arguments(each.text_tokenizer.chat_template, how.chat_template_kwargs)
+                chat_text(benchmark, [("user", "A question.")], each.text_tokenizer)
             except ConfigError as error:
                 where = f"{suite.location}: benchmarks: {benchmark.name}: the tokenizer of {each.label}"
                 raise ConfigError(
@@ -247,7 +247,7 @@ def _check_template_arguments(
 
 def make_manifest(
     resolved: ResolvedSuite,
-    checkpoints: Sequence[RunCheckpoint],
+    checkpoints: Sequence[LocalCheckpoint],
     counts: DocumentCounts,
     diverged: Sequence[DivergedStudent] = (),
 ) -> Manifest:
@@ -264,7 +264,7 @@ def make_manifest(
         benchmarks=tuple(
             _benchmark(resolved, entry, benchmark, counts) for entry, benchmark in resolved.entries
         ),
-        checkpoints=tuple(each.described for each in checkpoints),
+        checkpoints=tuple(each.stated for each in checkpoints),
         max_length=resolved.max_length,
         config=resolved.config,
         diverged=tuple(diverged),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from evalsuite.evaluation.checkpoints import RunCheckpoint, tokenizer_id
+from evalsuite.evaluation.checkpoints import LocalCheckpoint, tokenizer_id
 from evalsuite.models.inference.requests import GenerateRequest, GenerateResponse, ScoreRequest, ScoreResponse
 from evalsuite.tasks.synthetic.pocket import build_tokenizer
 
@@ -72,17 +72,17 @@ class Crew:
 
     def describe_checkpoints(
         self, checkpoints: Sequence[str], teacher: str | None, **_: object
-    ) -> list[RunCheckpoint]:
+    ) -> list[LocalCheckpoint]:
         paths = [teacher, *checkpoints] if teacher else checkpoints
         return [
-            RunCheckpoint(
+            LocalCheckpoint(
                 label=path,
                 path=path,
                 role="teacher" if path == teacher else "student",
                 weights_id=self.weights_id(path),
-                tokenizer_id=tokenizer_id(self.tokenizer),
-                tokenizer=self.tokenizer,
-                max_length=2048,
+                tokenizer=tokenizer_id(self.tokenizer),
+                text_tokenizer=self.tokenizer,
+                positions=2048,
                 parameters=1000,
                 lineage={},
                 training=self.training.get(path),

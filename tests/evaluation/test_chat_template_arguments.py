@@ -179,8 +179,8 @@ def test_generated_prompts_of_a_length_count_what_the_arguments_add(crew: Crew, 
             "benchmarks: [{benchmark: niah_single_1, contexts: [1024], prompt: chat}]\n"
         )
         ((_, benchmark),) = resolve_suite(suite, checkpoints).entries
-        found.append(counter_id(checkpoints[0].tokenizer_id, benchmark, chat_template=True))
-    assert found[0] == f"{checkpoints[0].tokenizer_id}-chat"
+        found.append(counter_id(checkpoints[0].tokenizer, benchmark, chat_template=True))
+    assert found[0] == f"{checkpoints[0].tokenizer}-chat"
     assert len(set(found)) == 3
 
 

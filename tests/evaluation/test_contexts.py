@@ -59,7 +59,7 @@ def limited(
 
     def describe_checkpoints(checkpoints: Sequence[str], teacher: str | None, **_: object) -> list[Any]:
         return [
-            replace(each, max_length=reads[each.label])
+            replace(each, positions=reads[each.label])
             for each in crew.describe_checkpoints(checkpoints, teacher)
         ]
 

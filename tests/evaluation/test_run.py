@@ -370,7 +370,7 @@ def test_chat_template_for_all_checkpoints_or_none(
         from dataclasses import replace
 
         first, second = describe_checkpoints(*arguments, **options)
-        return [first, replace(second, tokenizer=Chatty(second.tokenizer))]
+        return [first, replace(second, text_tokenizer=Chatty(second.text_tokenizer))]
 
     monkeypatch.setattr("evalsuite.evaluation.checkpoints.describe_checkpoints", mixed)
     suite.write_text(yaml.safe_dump(requested | {"chat_template": "auto"}))

@@ -116,7 +116,7 @@ def test_registration_refuses_invalid_checkpoint(
 
     def another(paths: list[str], teacher: str | None, **options: object) -> list:
         (subject,) = describe_checkpoints(paths, teacher, **options)
-        return [replace(subject, tokenizer_id="0" * 16) if paths == ["foreign"] else subject]
+        return [replace(subject, tokenizer="0" * 16) if paths == ["foreign"] else subject]
 
     monkeypatch.setattr("evalsuite.evaluation.checkpoints.describe_checkpoints", another)
     with pytest.raises(ConfigError, match=r"foreign: .* has no requests for its tokenizer"):

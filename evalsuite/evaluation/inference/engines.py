@@ -157,18 +157,18 @@ def register_checkpoints(
     for path in dict.fromkeys(path for path in paths if path not in known):
         (checkpoint,) = describe_checkpoints([path], None, trust_remote_code=trust_remote_code)
         is_known = checkpoint.weights_id in registry.labels
-        label = registry.add(checkpoint.described)
+        label = registry.add(checkpoint)
         if checkpoint.training is not None:
             curves[label] = read_curve(checkpoint.training)
         if is_known:
             continue
-        if all(each.tokenizer != checkpoint.tokenizer_id for each in found):
+        if all(each.tokenizer != checkpoint.tokenizer for each in found):
             raise ConfigError(
                 f"{path}: {run} has no requests for its tokenizer; build them first with --build-only"
             )
         if manifest.max_length is not None:
             check_max_length([checkpoint], manifest.max_length)
-        found.append(replace(checkpoint.described, label=label))
+        found.append(replace(checkpoint.stated, label=label))
     write_curves(run, curves)
     notes = still_diverged((*manifest.diverged, *diverged_students(diverged)), found)
     grown = replace(manifest, checkpoints=tuple(found), diverged=notes)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from evalsuite.evaluation.checkpoints import RunCheckpoint, describe_checkpoints, expand_folders
+from evalsuite.evaluation.checkpoints import LocalCheckpoint, describe_checkpoints, expand_folders
 from evalsuite.evaluation.inference.engines import resolve_device
 from evalsuite.evaluation.probes.haystacks import Placed, check_depths, draw_haystacks, needle_benchmark
 from evalsuite.foundation import ConfigError, RunFolderError, progress
@@ -25,7 +25,7 @@ DEPTHS = (0.0, 25.0, 50.0, 75.0, 100.0)
 class ProbeWork:
     """One checkpoint and length that is still to be probed."""
 
-    checkpoint: RunCheckpoint
+    checkpoint: LocalCheckpoint
     benchmark: str
     context: int
     haystacks: tuple[Placed, ...]
@@ -85,13 +85,13 @@ def plan_probes(
     found = []
     for each in described:
         for context in dict.fromkeys(contexts):
-            key = (each.tokenizer_id, context)
+            key = (each.tokenizer, context)
             if key not in drawn:
                 drawn[key] = tuple(
                     draw_haystacks(
                         chosen,
                         marks,
-                        each.tokenizer,
+                        each.text_tokenizer,
                         context,
                         depths,
                         documents,
@@ -107,14 +107,14 @@ def plan_probes(
     return found
 
 
-def _check_student(checkpoint: RunCheckpoint, contexts: Sequence[int]) -> None:
+def _check_student(checkpoint: LocalCheckpoint, contexts: Sequence[int]) -> None:
     mixers = [MIXERS[name] for name in getattr(checkpoint.config, "mixers", ())]
     if not any(issubclass(kind, RecurrentMixer) for kind in mixers):
         raise ConfigError(f"{checkpoint.path}: has no recurrent layer, so there is no state to probe")
     for context in contexts:
-        if not 1 <= context <= checkpoint.max_length:
+        if not 1 <= context <= checkpoint.positions:
             raise ConfigError(
-                f"--lengths {context}: {checkpoint.path} reads 1 to {checkpoint.max_length:,} tokens"
+                f"--lengths {context}: {checkpoint.path} reads 1 to {checkpoint.positions:,} tokens"
             )
 
 
