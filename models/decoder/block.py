@@ -18,7 +18,10 @@ from evalsuite.models.mixers import AttentionSpan, SoftmaxMixer
 from evalsuite.models.mixers.cached_attention import AttentionMasks
 from evalsuite.models.mixers.layers import add_norm
 from evalsuite.models.ops.dispatch import HALF
-from evalsuite.models.ops.swiglu import swiglu, swiglu_linear
+from evalsuite.models.ops.glu import Activation, glu, glu_linear
+
+ACTIVATIONS: dict[str | None, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+"""transformers' name of the activation of an MLP's gate → that of our op."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
@@ -144,7 +147,9 @@ class Block(GradientCheckpointingLayer):
             self.add_module(name, mixer if name == "self_attn" else module)
         self.family, self.index = family, index
         config: Any = self.mlp.config
-        self.is_swiglu = getattr(config, "hidden_act", None) == "silu"
+        name = getattr(config, "hidden_activation", None) or getattr(config, "hidden_act", None)
+        self.activation: Activation | None = ACTIVATIONS.get(name)
+        """Of the MLP's gate; None where the MLP computes it itself."""
         self.is_random = bool(getattr(config, "attention_dropout", 0))
         """Whether it draws random numbers, which are then drawn again; a captured graph cannot do so."""
 
@@ -230,17 +235,20 @@ class Block(GradientCheckpointingLayer):
     def _mlp(self, x: Tensor) -> Tensor:
         mlp, down = self.mlp, self.mlp.down_proj
         # Adapters need the module's own call.
-        if self.is_swiglu and type(down) is nn.Linear:
-            return swiglu_linear(mlp.gate_proj(x), mlp.up_proj(x), down.weight, down.bias)
+        if self.activation is not None and type(down) is nn.Linear:
+            gate, up = mlp.gate_proj(x), mlp.up_proj(x)
+            return glu_linear(gate, up, down.weight, down.bias, self.activation)
         return mlp(x)
 
     def _add_mlp_in_place(self, residual: Tensor, x: Tensor) -> Tensor | None:
         """residual + MLP(x), added by the MLP's last product into a tensor that nobody else has; None where
         other code computes it: with gradients, on a CPU, or of another kind."""
         mlp, down = self.mlp, self.mlp.down_proj
-        plain = self.is_swiglu and type(down) is nn.Linear and down.bias is None and residual is not x
-        if not plain or x.dtype not in HALF or x.dtype != down.weight.dtype or not swiglu.has_kernel(x):
+        plain = type(down) is nn.Linear and down.bias is None and residual is not x
+        if self.activation is None or not plain or x.dtype not in HALF or x.dtype != down.weight.dtype:
             return None
-        values = swiglu(mlp.gate_proj(x), mlp.up_proj(x))
+        if not glu.has_kernel(x):
+            return None
+        values = glu(mlp.gate_proj(x), mlp.up_proj(x), self.activation)
         residual.flatten(0, 1).addmm_(values.flatten(0, 1), down.weight.T)
         return residual

@@ -6,10 +6,11 @@ the scale of queries, layers without rotation) is read from them; see `Attention
 """
 
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from evalsuite.foundation import ConfigError
 from evalsuite.foundation.registry import Registry
+from evalsuite.models.ops.rms_norm import Gain
 
 
 class BlockNorms(NamedTuple):
@@ -33,8 +34,8 @@ class Family:
     """Teachers of one architecture."""
 
     norms: BlockNorms = PRE
-    gain: Literal["rounded_first", "rounded_last", "one_plus"] = "rounded_first"
-    """How an RMS norm multiplies x̂ = x / rms(x): w · round(x̂), round(w · x̂), or round((1 + w) · x̂)."""
+    gain: Gain = "rounded_first"
+    """How the weight of an RMS norm multiplies."""
     scales_embeddings: bool = False
     """Whether `embed_tokens` multiplies by a constant, which it holds as a buffer."""
     rotary_by_layer_type: bool = False

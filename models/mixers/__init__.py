@@ -19,6 +19,7 @@ from evalsuite.models.mixers.interface import (
 from evalsuite.models.mixers.options import option_defaults, parse_options
 from evalsuite.models.mixers.softmax import SlidingWindowMixer, SoftmaxMixer
 from evalsuite.models.ops.recurrence import RecurrenceInputs
+from evalsuite.models.ops.rms_norm import Gain
 
 import_submodules(__name__, __path__)
 
@@ -31,7 +32,7 @@ def make_mixer(
     layer: int,
     norm_eps: float,
     window: int | None,
-    gain: str = "",
+    gain: Gain | None = None,
 ) -> nn.Module:
     """Make the mixer that replaces `attention`, a module of the teacher's architecture.
 
@@ -42,7 +43,7 @@ def make_mixer(
         layer: layer index, for the cache and for messages.
         norm_eps: epsilon of the teacher's norms.
         window: the teacher's own sliding window in this layer, if any.
-        gain: how the teacher's norms multiply; see `decoder.families.Family.gain`.
+        gain: how the weights of the teacher's norms multiply, if known.
 
     Raises:
         ConfigError: unknown mixer or option, or an attention module that no mixer can replace.

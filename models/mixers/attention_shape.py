@@ -7,6 +7,7 @@ from torch import nn
 
 from evalsuite.foundation import ConfigError
 from evalsuite.models.mixers.options import MixerOptions
+from evalsuite.models.ops.rms_norm import Gain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +29,8 @@ class AttentionShape:
     norm_eps: float
     scaling: float | None = None
     """Factor on the products of queries and keys; None for head_dim ** -0.5."""
-    norm_gain: str = ""
-    """How the teacher's norms multiply; see `decoder.families.Family.gain`."""
+    norm_gain: Gain | None = None
+    """How the weights of the teacher's norms multiply, if known."""
     soft_cap: float | None = None
     """Soft cap of the scores, cap · tanh(score / cap) (Gemma 2)."""
 
@@ -40,7 +41,7 @@ class AttentionShape:
 
     @classmethod
     def from_attention(
-        cls, attention: nn.Module, norm_eps: float, layer: int, norm_gain: str = ""
+        cls, attention: nn.Module, norm_eps: float, layer: int, norm_gain: Gain | None = None
     ) -> "AttentionShape":
         """Read the shape of a Llama-style attention module.
 
@@ -48,7 +49,7 @@ class AttentionShape:
             attention: module with linear `q_proj`, `k_proj`, `v_proj`, `o_proj` and an integer `head_dim`.
             norm_eps: epsilon of the teacher's norms.
             layer: layer index, for error messages.
-            norm_gain: see `decoder.families.Family.gain`.
+            norm_gain: how the weights of the teacher's norms multiply, if known.
 
         Raises:
             ConfigError: a projection or `head_dim` is missing, or the channels do not divide into heads.

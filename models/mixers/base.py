@@ -39,6 +39,7 @@ from evalsuite.models.mixers.options import MixerOptions
 from evalsuite.models.mixers.teacher_weights import copy_projections
 from evalsuite.models.mixers.window_branch import mix_window, mix_window_matrix, window_heads
 from evalsuite.models.mixers.window_state import state_shapes as window_state_shapes
+from evalsuite.models.ops.glu import glu
 from evalsuite.models.ops.recurrence import (
     OWN,
     RecurrenceInputs,
@@ -49,7 +50,6 @@ from evalsuite.models.ops.recurrence import (
 from evalsuite.models.ops.rms_norm import l2_norm
 from evalsuite.models.ops.rotary import rotary
 from evalsuite.models.ops.short_conv import short_convolutions
-from evalsuite.models.ops.swiglu import swiglu
 
 Convolve = Callable[[Sequence[Tensor]], tuple[Sequence[Tensor], Tensor]]
 """Convolves tensors [B, T, Cᵢ] by a layer's convolutions: the outputs, and the new state."""
@@ -406,7 +406,7 @@ class RecurrentMixer(Mixer):
     def apply_gate(self, mixed: Tensor, x: Tensor) -> Tensor:
         """Apply the output gate to [B, T, H · V]."""
         if self.options.output_gate == "silu":
-            return swiglu(self.g_proj(x), mixed)
+            return glu(self.g_proj(x), mixed)
         return mixed * torch.sigmoid(self.g_proj(x)) if self.options.output_gate == "sigmoid" else mixed
 
     def attention_matrix(

@@ -9,7 +9,7 @@ from transformers import initialization as init
 
 from evalsuite.foundation import ConfigError
 from evalsuite.models.ops.numerics import upcast_fp32
-from evalsuite.models.ops.rms_norm import rms_norm
+from evalsuite.models.ops.rms_norm import Gain, rms_norm
 
 
 class RMSNorm(nn.Module):
@@ -24,20 +24,21 @@ class RMSNorm(nn.Module):
         return rms_norm(x, self.weight, self.eps)[0]
 
 
-def add_norm(norm: Any, x: Tensor, residual: Tensor | None, gain: str) -> tuple[Tensor, Tensor]:
+def add_norm(norm: Any, x: Tensor, residual: Tensor | None, gain: Gain | None) -> tuple[Tensor, Tensor]:
     """The norm of x + residual, and the sum; without a norm the sum twice.
 
     Args:
         norm: an RMS norm of transformers' modules for the teacher.
         x: [B, T, D].
         residual: of the same shape; without it the sum is x.
-        gain: how the norm multiplies; see `Family.gain`.
+        gain: how its weight multiplies; None: as the module does.
     """
-    if norm is not None and gain == "rounded_first":
+    if norm is not None and gain is not None:
         alike = all(each is None or each.dtype == x.dtype for each in (norm.weight, residual))
         # transformers' norms round float64 to float32.
         if alike and x.dtype != torch.float64:
-            return rms_norm(x, norm.weight, norm.variance_epsilon, residual)
+            eps = norm.eps if hasattr(norm, "eps") else norm.variance_epsilon
+            return rms_norm(x, norm.weight, eps, residual, gain)
     hidden = x if residual is None else residual + x
     return hidden if norm is None else norm(hidden), hidden
 

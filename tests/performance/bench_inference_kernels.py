@@ -36,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from evalsuite.cli.exit_codes import guarded
 from evalsuite.cli.parser import Parser
 from evalsuite.foundation import ConfigError, write_text
-from evalsuite.models.ops import attention, gates, logprobs, packages, rms_norm, rotary, short_conv, swiglu
+from evalsuite.models.ops import attention, gates, glu, logprobs, packages, rms_norm, rotary, short_conv
 from evalsuite.models.ops.dispatch import Op, _copied, _tensors
 from evalsuite.models.ops.recurrence import RecurrenceInputs, StateAccess, fla_backend
 from evalsuite.models.ops.recurrence.inputs import DecayShape
@@ -173,7 +173,7 @@ def _elementwise(setting: Setting, sizes: Sequence[tuple[int, int]], small: bool
         )
         a, b = draw(*size, 2 * heads + -2 * heads % 16)[..., : 2 * heads].split(heads, -1)
         yield Case("gates of the delta rule", gates.gates_of_logits, (a, b, draw(heads), draw(heads), 1.0))
-        yield Case("gated values", swiglu.swiglu, draw(*size, 2 * wide).split(wide, -1))
+        yield Case("gated values", glu.glu, draw(*size, 2 * wide).split(wide, -1))
 
 
 def _attention(setting: Setting, small: bool) -> Iterator[Case]:

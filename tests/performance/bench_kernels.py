@@ -21,10 +21,10 @@ from torch.nn.functional import kl_div
 from evalsuite.cli.exit_codes import guarded
 from evalsuite.cli.parser import Parser
 from evalsuite.models.ops import gates, hidden_distance
+from evalsuite.models.ops import glu as gating
 from evalsuite.models.ops import rms_norm as norms
 from evalsuite.models.ops import rotary as rotations
 from evalsuite.models.ops import short_conv as convolutions
-from evalsuite.models.ops import swiglu as gating
 from evalsuite.models.ops.numerics import upcast_fp32
 from tests.performance.bench_mixers import Row, Tables
 
@@ -112,7 +112,7 @@ def short_conv(peer: str) -> Operation | None:
 def swiglu(peer: str) -> Operation | None:
     """silu(gate) · x; gate, x."""
     if peer == "ours":
-        from evalsuite.models.ops.swiglu.training import swiglu as ours
+        from evalsuite.models.ops.glu.training import glu as ours
 
         return lambda gate, x: [ours(gate, x)]
     if peer == "fla":
@@ -123,7 +123,7 @@ def swiglu(peer: str) -> Operation | None:
         from liger_kernel.ops.swiglu import LigerSiLUMulFunction
 
         return lambda gate, x: [LigerSiLUMulFunction.apply(gate, x)]
-    return lambda gate, x: [gating.swiglu.reference(gate, x)]
+    return lambda gate, x: [gating.glu.reference(gate, x)]
 
 
 def kd_loss(peer: str) -> Operation | None:

@@ -11,7 +11,7 @@ KINDS = {
     "attention": ("flash", "fmha", "attention", "sdpa"),
     "loss over the vocabulary": ("_row_loss",),
     "short convolution": ("conv1d", "_convolution", "_short_conv"),
-    "norms and gates": ("norm", "swiglu", "sigmoidglu", "swish"),
+    "norms and gates": ("norm", "glu", "swish"),
     "recurrence": ("chunk", "delta", "gla", "kda", "wy", "cumsum", "solve", "recompute", "fwd_kernel_h"),
     "optimizer": ("multi_tensor", "adam", "fused_adam"),
     "copies and fills": ("memcpy", "memset", "fill", "copy", "cat"),

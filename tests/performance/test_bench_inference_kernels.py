@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from evalsuite.models.ops import attention, gates, logprobs, recurrence, rms_norm, rotary, short_conv, swiglu
+from evalsuite.models.ops import attention, gates, glu, logprobs, recurrence, rms_norm, rotary, short_conv
 from evalsuite.models.ops.dispatch import Op, _copied, op
 from evalsuite.models.ops.recurrence import fla_backend, naive_recurrent
 from evalsuite.models.ops.recurrence.op import recurrent
@@ -58,7 +58,7 @@ def test_what_torch_computes_is_right() -> None:
     assert all(timing.within_bound for timing in timings)
     assert all(0 <= timing.error < 1e-6 for timing in timings)
     assert len({(timing.operation, timing.implementation) for timing in timings}) == len(timings)
-    ops = (logprobs, rms_norm, rotary, gates, swiglu, attention, short_conv, recurrence)
+    ops = (logprobs, rms_norm, rotary, gates, glu, attention, short_conv, recurrence)
     kernels = {
         each for module in ops for each in vars(module).values() if isinstance(each, Op) and each.inference
     }

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 SOURCE = (
     *in_process.SOURCE,
     "inference/torch",
-    *(f"ops/{name}" for name in ("attention", "rms_norm", "rotary", "swiglu", "launch.py")),
+    *(f"ops/{name}" for name in ("attention", "rms_norm", "rotary", "glu", "launch.py")),
 )
 """Our code that computes the responses of every model; the fingerprint covers it."""
 

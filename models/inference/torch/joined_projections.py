@@ -16,7 +16,7 @@ from evalsuite.models.decoder.block import Block
 from evalsuite.models.mixers import RecurrentMixer, SoftmaxMixer
 from evalsuite.models.ops.dispatch import HALF
 from evalsuite.models.ops.gates import PerHeadLinear
-from evalsuite.models.ops.swiglu import swiglu
+from evalsuite.models.ops.glu import glu
 
 MULTIPLE = 16
 """Tensor cores need a number of output channels that is a multiple of this."""
@@ -39,7 +39,7 @@ def join_projections(decoder: nn.Module) -> None:
 @torch.no_grad()
 def _is_fused(block: Block) -> bool:
     weight: Tensor = block.mlp.down_proj.weight
-    return block.is_swiglu and weight.dtype in HALF and swiglu.has_kernel(weight)
+    return block.activation is not None and weight.dtype in HALF and glu.has_kernel(weight)
 
 
 def join(owner: nn.Module, layers: Sequence[nn.Module]) -> None:

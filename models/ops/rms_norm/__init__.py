@@ -1,7 +1,7 @@
 """Norms over the last axis: RMSNorm, also of a sum, and L2 norm."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -9,13 +9,20 @@ from torch import Tensor
 from evalsuite.models.ops.dispatch import Draw, Kernel, op
 from evalsuite.models.ops.numerics import upcast_fp32
 
+Gain = Literal["rounded_first", "rounded_last", "one_plus"]
+"""How the weight multiplies x̂ = x / rms(x): w · round(x̂), round(w · x̂), or round((1 + w) · x̂)."""
+
 
 def _samples(draw: Draw) -> Iterator[tuple[Any, ...]]:
-    yield draw(3, 5, 160), draw(160), 1e-5, draw(3, 5, 160)
-    yield draw(2, 3, 80), draw(80), 1e-6
+    for gain in get_args(Gain):
+        yield draw(3, 5, 160), draw(160), 1e-5, draw(3, 5, 160), gain
+        yield draw(2, 3, 80), draw(80), 1e-6, None, gain
+        yield draw(2, 3, 320), draw(320), 1e-6, None, gain
 
 
-def _alike(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> bool:
+def _alike(
+    x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None, gain: Gain = "rounded_first"
+) -> bool:
     # Under autocast the residual stream is wider than what layers add to it.
     return residual is None or residual.dtype == x.dtype
 
@@ -24,13 +31,16 @@ def _alike(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None
     training=Kernel(module="training", where=_alike),
     inference=Kernel(module="inference", where=_alike, samples=_samples),
 )
-def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """RMSNorm of s = x + residual: s / √(mean s² + eps) · weight, rounded before the gain as in Llama.
+def rms_norm(
+    x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None, gain: Gain = "rounded_first"
+) -> tuple[Tensor, Tensor]:
+    """RMSNorm of s = x + residual: s / √(mean s² + eps) · weight.
 
     Args:
         x, residual: [..., D]; without a residual the sum is x. Kernels take both in one dtype.
-        weight: gain [D].
+        weight: [D].
         eps: added to the mean square.
+        gain: how the weight multiplies.
 
     Returns:
         The norm, and the sum; the gradients of both are added in one kernel.
@@ -38,7 +48,10 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = No
     hidden = x if residual is None else x + residual
     exact = upcast_fp32(hidden)
     exact = exact * torch.rsqrt(exact.square().mean(-1, keepdim=True) + eps)
-    return weight.to(hidden.dtype) * exact.to(hidden.dtype), hidden
+    if gain == "rounded_first":
+        return weight.to(hidden.dtype) * exact.to(hidden.dtype), hidden
+    factor = 1 + weight.to(exact.dtype) if gain == "one_plus" else weight
+    return (exact * factor).to(hidden.dtype), hidden
 
 
 def _pairs(draw: Draw) -> Iterator[tuple[Any, ...]]:

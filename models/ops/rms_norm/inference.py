@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from evalsuite.models.ops.launch import keep_compiled
 from evalsuite.models.ops.numerics import next_power_of_2
+from evalsuite.models.ops.rms_norm import Gain
 
 ELEMENTS = 2048
 """Elements of one program."""
@@ -20,11 +21,14 @@ NARROW = 256
 """Width up to which rows are too narrow for torch's kernel, which takes one block of threads per row."""
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def rms_norm(
+    x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None, gain: Gain = "rounded_first"
+) -> tuple[Tensor, Tensor]:
     if residual is not None:
-        return add_norm(x, residual, weight, eps)
-    if len(weight) <= NARROW:
-        return head_norms([x], weight, eps)[0], x
+        return add_norm(x, residual, weight, eps, gain)
+    # torch's kernel has no 1 + weight, which the dtype of the weight may be too coarse for.
+    if len(weight) <= NARROW or gain == "one_plus":
+        return head_norms([x], weight, eps, gain=gain)[0], x
     return functional.rms_norm(x, weight.shape, weight.to(x.dtype), eps), x
 
 
@@ -42,6 +46,7 @@ def l2_norm(*parts: Tensor) -> tuple[Tensor, ...]:
 def _add_norm_kernel(  # type: ignore[no-untyped-def]
     x, residual, weight, normed, total, rows, eps,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
+    ROUNDED_FIRST: tl.constexpr, ONE_PLUS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)
@@ -49,23 +54,31 @@ def _add_norm_kernel(  # type: ignore[no-untyped-def]
     mask = (row[:, None] < rows) & (column[None, :] < WIDTH)
     value = tl.load(x + index, mask=mask, other=0.0).to(tl.float32)
     value += tl.load(residual + index, mask=mask, other=0.0).to(tl.float32)
-    # The sum and the norm are rounded where separate operations round them.
+    # The sum is rounded where a separate operation rounds it.
     rounded = value.to(total.dtype.element_ty)
     tl.store(total + index, rounded, mask=mask)
     value = rounded.to(tl.float32)
     scale = 1 / tl.sqrt(tl.sum(value * value, 1) / WIDTH + eps)
-    out = (value * scale[:, None]).to(normed.dtype.element_ty).to(tl.float32)
-    out *= tl.load(weight + column, mask=column < WIDTH, other=0.0).to(tl.float32)[None, :]
+    out = value * scale[:, None]
+    if ROUNDED_FIRST:
+        out = out.to(normed.dtype.element_ty).to(tl.float32)
+    w = tl.load(weight + column, mask=column < WIDTH, other=0.0).to(tl.float32)
+    if ONE_PLUS:
+        w += 1
+    out *= w[None, :]
     tl.store(normed + index, out.to(normed.dtype.element_ty), mask=mask)
 
 
-def add_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+def add_norm(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float, gain: Gain = "rounded_first"
+) -> tuple[Tensor, Tensor]:
     """RMSNorm of x + residual, and the sum.
 
     Args:
         x, residual: [..., D], in one dtype; copied if they are not contiguous.
-        weight: gain [D].
+        weight: [D].
         eps: added to the mean square.
+        gain: how the weight multiplies.
 
     Returns:
         The norm and the sum, both new.
@@ -76,16 +89,18 @@ def add_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[T
     rows, count = max(1, ELEMENTS // block), x.numel() // width
     normed, total = torch.empty_like(x), torch.empty_like(x)
     _add_norm_kernel[(-(-count // rows),)](
-        x, residual, weight, normed, total, count, eps, WIDTH=width, BLOCK=block, ROWS=rows, num_warps=4
-    )
+        x, residual, weight, normed, total, count, eps, WIDTH=width, BLOCK=block, ROWS=rows,
+        ROUNDED_FIRST=gain == "rounded_first", ONE_PLUS=gain == "one_plus", num_warps=4,
+    )  # fmt: skip
     return normed, total
 
 
 @keep_compiled
 @triton.jit(do_not_specialize=["rows0", "rows1"])
 def _head_norm_kernel(  # type: ignore[no-untyped-def]
-    x0, x1, weight, out0, out1, rows0, rows1, eps, gain,
+    x0, x1, weight, out0, out1, rows0, rows1, eps, factor,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, HAS_WEIGHT: tl.constexpr,
+    ROUNDED_FIRST: tl.constexpr, ONE_PLUS: tl.constexpr,
 ):  # fmt: skip
     x, out, rows = x0, out0, rows0
     if tl.program_id(1) == 1:
@@ -96,23 +111,34 @@ def _head_norm_kernel(  # type: ignore[no-untyped-def]
     mask = (row[:, None] < rows) & (column[None, :] < WIDTH)
     value = tl.load(x + index, mask=mask, other=0.0).to(tl.float32)
     scale = 1 / tl.sqrt(tl.sum(value * value, 1) / WIDTH + eps)
-    # Rounded before the gain, as in transformers.
-    normed = (value * scale[:, None]).to(out.dtype.element_ty).to(tl.float32)
+    normed = value * scale[:, None]
+    if ROUNDED_FIRST:
+        normed = normed.to(out.dtype.element_ty).to(tl.float32)
     if HAS_WEIGHT:
-        normed *= tl.load(weight + column, mask=column < WIDTH, other=0.0).to(tl.float32)[None, :]
+        w = tl.load(weight + column, mask=column < WIDTH, other=0.0).to(tl.float32)
+        if ONE_PLUS:
+            w += 1
+        normed *= w[None, :]
     else:
-        normed *= gain
+        normed *= factor
     tl.store(out + index, normed.to(out.dtype.element_ty), mask=mask)
 
 
-def head_norms(parts: Sequence[Tensor], weight: Tensor | None, eps: float, gain: float = 1.0) -> list[Tensor]:
-    """RMSNorm over the narrow last axis of one or two tensors in one launch, x / √(mean x² + eps) · weight.
+def head_norms(
+    parts: Sequence[Tensor],
+    weight: Tensor | None,
+    eps: float,
+    factor: float = 1.0,
+    gain: Gain = "rounded_first",
+) -> list[Tensor]:
+    """RMSNorm over the last axis of one or two tensors in one launch, x / √(mean x² + eps) · weight.
 
     Args:
         parts: [..., D], of heads.
-        weight: [D]; None: `gain` instead.
+        weight: [D]; None: `factor` instead.
         eps: added to the mean square.
-        gain: factor if there is no weight.
+        factor: of all channels, if there is no weight.
+        gain: how the weight multiplies.
     """
     parts = [x.contiguous() for x in parts]
     first, last = parts[0], parts[-1]
@@ -122,7 +148,8 @@ def head_norms(parts: Sequence[Tensor], weight: Tensor | None, eps: float, gain:
     counts = [x.numel() // width for x in parts]
     outs = [torch.empty_like(x) for x in parts]
     _head_norm_kernel[(-(-max(counts) // rows), len(parts))](
-        first, last, first if weight is None else weight, outs[0], outs[-1], counts[0], counts[-1], eps, gain,
-        WIDTH=width, BLOCK=block, ROWS=rows, HAS_WEIGHT=weight is not None, num_warps=4,
+        first, last, first if weight is None else weight, outs[0], outs[-1], counts[0], counts[-1], eps,
+        factor, WIDTH=width, BLOCK=block, ROWS=rows, HAS_WEIGHT=weight is not None,
+        ROUNDED_FIRST=gain == "rounded_first", ONE_PLUS=gain == "one_plus", num_warps=4,
     )  # fmt: skip
     return outs

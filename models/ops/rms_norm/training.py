@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from evalsuite.models.ops.rms_norm import Gain
 from evalsuite.models.ops.tuning.candidates import FITTING_ROWS, row_configs
 
 PROGRAMS = 1024
@@ -22,6 +23,7 @@ PROGRAMS = 1024
 def _rms_norm_forward_kernel(  # type: ignore[no-untyped-def]
     x, residual, hidden, weight, out, scales, rows, eps,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+    ROUNDED_FIRST: tl.constexpr, ONE_PLUS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)
@@ -35,9 +37,12 @@ def _rms_norm_forward_kernel(  # type: ignore[no-untyped-def]
         value = rounded.to(tl.float32)
     scale = 1 / tl.sqrt(tl.sum(value * value, 1) / WIDTH + eps)
     tl.store(scales + row, scale, mask=row < rows)
-    # Rounded before the multiplication by the weight, as in transformers.
-    normed = (value * scale[:, None]).to(out.dtype.element_ty).to(tl.float32)
+    normed = value * scale[:, None]
+    if ROUNDED_FIRST:
+        normed = normed.to(out.dtype.element_ty).to(tl.float32)
     w = tl.load(weight + column, mask=column < WIDTH, other=0.0).to(tl.float32)
+    if ONE_PLUS:
+        w += 1
     tl.store(out + index, (normed * w[None, :]).to(out.dtype.element_ty), mask=mask)
 
 
@@ -46,9 +51,12 @@ def _rms_norm_forward_kernel(  # type: ignore[no-untyped-def]
 def _rms_norm_backward_kernel(  # type: ignore[no-untyped-def]
     hidden, weight, scales, d_out, d_hidden, d_x, partial, rows,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, HAS_D_HIDDEN: tl.constexpr,
+    ONE_PLUS: tl.constexpr,
 ):  # fmt: skip
     column = tl.arange(0, BLOCK)
     w = tl.load(weight + column, mask=column < WIDTH, other=0.0).to(tl.float32)
+    if ONE_PLUS:
+        w += 1
     d_weight = tl.zeros([BLOCK], tl.float32)
     program = tl.program_id(0).to(tl.int64)
     tiles = tl.cdiv(rows, ROWS * tl.num_programs(0))
@@ -71,7 +79,12 @@ def _rms_norm_backward_kernel(  # type: ignore[no-untyped-def]
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        eps: float,
+        residual: Tensor | None = None,
+        gain: Gain = "rounded_first",
     ) -> tuple[Tensor, Tensor]:
         x = x.contiguous()
         width = x.shape[-1]
@@ -82,16 +95,17 @@ class _RMSNorm(torch.autograd.Function):
         _rms_norm_forward_kernel[lambda meta: (triton.cdiv(rows, meta["ROWS"]),)](
             x, x if residual is None else residual.contiguous(), hidden, weight, out, scales, rows, eps,
             WIDTH=width, BLOCK=triton.next_power_of_2(width), HAS_RESIDUAL=residual is not None,
+            ROUNDED_FIRST=gain == "rounded_first", ONE_PLUS=gain == "one_plus",
         )  # fmt: skip
         ctx.save_for_backward(hidden, weight, scales)
-        ctx.has_residual = residual is not None
+        ctx.has_residual, ctx.one_plus = residual is not None, gain == "one_plus"
         ctx.set_materialize_grads(False)
         return out, hidden
 
     @staticmethod
     def backward(ctx: Any, d_out: Tensor | None, d_hidden: Tensor | None) -> Any:
         if d_out is None:
-            return d_hidden, None, None, d_hidden if ctx.has_residual else None
+            return d_hidden, None, None, d_hidden if ctx.has_residual else None, None
         hidden, weight, scales = ctx.saved_tensors
         width, rows = hidden.shape[-1], scales.numel()
         programs = min(PROGRAMS, rows)
@@ -101,9 +115,10 @@ class _RMSNorm(torch.autograd.Function):
         _rms_norm_backward_kernel[(programs,)](
             hidden, weight, scales, d_out, d_out if d_hidden is None else d_hidden.contiguous(), d_x, partial,
             rows, WIDTH=width, BLOCK=triton.next_power_of_2(width), HAS_D_HIDDEN=d_hidden is not None,
+            ONE_PLUS=ctx.one_plus,
         )  # fmt: skip
         d_weight = partial.sum(0).to(weight.dtype) if ctx.needs_input_grad[1] else None
-        return d_x, d_weight, None, d_x if ctx.has_residual else None
+        return d_x, d_weight, None, d_x if ctx.has_residual else None, None
 
 
 rms_norm = _RMSNorm.apply

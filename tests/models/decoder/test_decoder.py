@@ -15,7 +15,7 @@ from evalsuite.models.decoder.block import LayerActivations
 from evalsuite.models.decoder.build import to_decoder
 from evalsuite.models.decoder.cache import CACHE
 from evalsuite.models.decoder.families import FAMILIES
-from evalsuite.models.ops.swiglu import swiglu
+from evalsuite.models.ops.glu import glu
 
 Make = Callable[..., PreTrainedModel]
 family = pytest.mark.parametrize("family", FAMILIES)
@@ -154,7 +154,7 @@ def test_the_last_product_adds_the_residual(
     """Where kernels without gradients apply; not where activations are observed."""
     decoder: Any = to_decoder(make_teacher(family).bfloat16())
     wanted = decoder(ids()).logits
-    monkeypatch.setattr(swiglu, "has_kernel", lambda *_: True)
+    monkeypatch.setattr(glu, "has_kernel", lambda *_: True)
     found = decoder(ids()).logits
     assert (found - wanted).norm() / wanted.norm() < 2e-2
     seen: list[LayerActivations] = []

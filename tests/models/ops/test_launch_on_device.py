@@ -41,9 +41,9 @@ def add_norm(module: Any, place: Place, size: int) -> list[Tensor]:
     return [*module.add_norm(x, residual, weight, 1e-5)]
 
 
-def swiglu(module: Any, place: Place, size: int) -> list[Tensor]:
+def glu(module: Any, place: Place, size: int) -> list[Tensor]:
     gate, x = place(drawn(size, 3, 2 * 48)).split(48, -1)
-    return [module.swiglu(gate, x), module.swiglu(x.contiguous(), x)]
+    return [module.glu(gate, x), module.glu(x.contiguous(), x, "gelu_tanh")]
 
 
 def head_norms(module: Any, place: Place, size: int) -> list[Tensor]:
@@ -114,7 +114,7 @@ def rotate_and_store(module: Any, place: Place, size: int) -> list[Tensor]:
 CASES: list[tuple[str, Callable[[Any, Place, int], list[Tensor]]]] = [
     ("rms_norm.inference", add_norm),
     ("rms_norm.inference", head_norms),
-    ("swiglu.inference", swiglu),
+    ("glu.inference", glu),
     ("rotary.inference", rotary),
     ("short_conv.inference", short_conv),
     ("gates.inference", delta_gates),

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from evalsuite.models.ops import attention, gates, logprobs, recurrence, rms_norm, rotary, short_conv, swiglu
+from evalsuite.models.ops import attention, gates, glu, logprobs, recurrence, rms_norm, rotary, short_conv
 from evalsuite.models.ops.dispatch import Op
 from tests.models.ops.device import DEVICE, INTERPRETED, NEEDS_DEVICE
 
@@ -21,7 +21,7 @@ OPS: list[tuple[Op[..., Any], tuple[Any, ...]]] = [
     (rms_norm.rms_norm, ()),
     (rms_norm.l2_norm, ()),
     (rotary.rotary, ()),
-    (swiglu.swiglu, ()),
+    (glu.glu, ()),
     (short_conv.short_convolutions, ()),
     (gates.gates_of_logits, ()),
     (logprobs.row_logprobs, ()),

@@ -4,10 +4,13 @@ Runs on a CUDA device, or on a CPU under Triton's interpreter (see test_interpre
 """
 
 from functools import partial
+from typing import get_args
 
 import pytest
 import torch
 
+from evalsuite.models.ops.rms_norm import Gain
+from evalsuite.models.ops.rms_norm import rms_norm as op
 from tests.models.ops.device import DEVICE, INTERPRETED, NEEDS_DEVICE, compare, draw
 
 pytestmark = [*NEEDS_DEVICE, pytest.mark.usefixtures("tuned")]
@@ -15,24 +18,40 @@ pytestmark = [*NEEDS_DEVICE, pytest.mark.usefixtures("tuned")]
 DTYPES = [torch.float32, torch.float16, torch.bfloat16][: 2 if INTERPRETED else None]
 
 
+@pytest.mark.parametrize("gain", get_args(Gain))
 @pytest.mark.parametrize("width", [64, 576, 4096])
-def test_rms_norm_with_and_without_a_residual(width: int) -> None:
-    from evalsuite.models.ops.rms_norm import rms_norm as op
+def test_rms_norm_with_and_without_a_residual(width: int, gain: Gain) -> None:
     from evalsuite.models.ops.rms_norm.training import rms_norm
 
     rows = 11 if INTERPRETED else 501
     x, weight, residual = draw(3, rows, width), draw(width), draw(3, rows, width)
-    exact = partial(op.reference, eps=1e-5)
-    compare(lambda x, w: rms_norm(x, w, 1e-5), exact, x, weight)
+    exact = partial(op.reference, eps=1e-5, gain=gain)
+    compare(lambda x, w: rms_norm(x, w, 1e-5, None, gain), exact, x, weight)
     compare(
-        lambda x, w, r: rms_norm(x, w, 1e-5, r), lambda x, w, r: exact(x, w, residual=r), x, weight, residual
+        lambda x, w, r: rms_norm(x, w, 1e-5, r, gain),
+        lambda x, w, r: exact(x, w, residual=r),
+        x,
+        weight,
+        residual,
     )
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("gain", get_args(Gain))
+def test_a_gain_is_rounded_where_the_family_rounds_it(gain: Gain, training: bool) -> None:
+    """In half precision each gain gives other numbers; nearly all are the reference's own."""
+    half = torch.float16 if INTERPRETED else torch.bfloat16
+    x, residual, weight = draw(3, 40, 96).to(half), draw(3, 40, 96).to(half), draw(96).to(half)
+    found = op.load("training" if training else "inference")(x, weight, 1e-5, residual, gain)[0]
+    right = {each: op.reference(x, weight, 1e-5, residual, each)[0] for each in get_args(Gain)}
+    equal = {each: float((found == value).float().mean()) for each, value in right.items()}
+    assert max(equal, key=lambda each: equal[each]) == gain
+    assert equal[gain] > 0.99
 
 
 @pytest.mark.parametrize("width", [48, 72] + [576, 4096] * (not INTERPRETED))
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_norm_of_a_sum(width: int, dtype: torch.dtype) -> None:
-    from evalsuite.models.ops.rms_norm import rms_norm
     from evalsuite.models.ops.rms_norm.inference import add_norm
 
     torch.manual_seed(0)
@@ -43,7 +62,7 @@ def test_norm_of_a_sum(width: int, dtype: torch.dtype) -> None:
     weight = torch.randn(width, device=DEVICE).to(dtype)
     before = residual.clone()
     normed, total = add_norm(x.transpose(0, 1), residual.transpose(0, 1), weight, 1e-5)
-    expected, sums = rms_norm.reference(x, weight, 1e-5, residual)
+    expected, sums = op.reference(x, weight, 1e-5, residual)
     assert torch.equal(total.transpose(0, 1), sums)
     tolerance = {torch.float32: 1e-5, torch.float16: 2**-9, torch.bfloat16: 2**-6}[dtype]
     torch.testing.assert_close(normed.transpose(0, 1), expected, rtol=tolerance, atol=tolerance)
