@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import PurePath, PurePosixPath, PureWindowsPath
 from typing import Any
 
+from evalsuite.reports.measures.efficiency import efficiency
 from evalsuite.reports.records.merging import CheckpointEntry, DivergedEntry
 from evalsuite.reports.report import Report
 
@@ -29,11 +30,14 @@ def redact(report: Report) -> Report:
         for path, name in runs.items():
             warning = warning.replace(path, name)
         warnings.append(warning)
-    return report.with_(
+    redacted = report.with_(
         tensor=tensor,
         environments=tuple(last_components(environment) for environment in report.environments),
         warnings=tuple(warnings),
     )
+    rows = [row.model_copy(update={"detail": last_components(row.detail)}) for row in efficiency(report)]
+    redacted._computed[efficiency] = rows
+    return redacted
 
 
 def _subject(checkpoint: CheckpointEntry) -> CheckpointEntry:

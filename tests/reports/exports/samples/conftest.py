@@ -32,7 +32,7 @@ SKILL = {"teacher": 0.9, "gla": 0.85, "retnet": 0.75, "kda": 0.8}
 
 def tables(*runs: Path, out: Path, selection: RunSelection | None = None) -> dict[str, str]:
     """Every table of the report of some runs, by name."""
-    compare(list(runs), out, selection=selection, samples=False)
+    compare(list(runs), out, selection=selection, samples=False, redacted=True)
     return {path.name: path.read_text() for path in sorted(out.glob("*.csv"))}
 
 

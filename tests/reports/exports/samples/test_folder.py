@@ -14,6 +14,11 @@ from evalsuite.foundation import DataError, RunFolderError
 from evalsuite.reports import compare, run_gate
 from evalsuite.reports.exports.samples.folder import export_samples
 from evalsuite.reports.gate.policy import Policy
+from evalsuite.reports.measures.agreement import tolerances
+from evalsuite.reports.measures.efficiency import efficiency
+from evalsuite.reports.measures.layers import selections
+from evalsuite.reports.measures.scores import letters
+from evalsuite.reports.measures.training import loss_curves
 from evalsuite.reports.page.overview import meta
 from evalsuite.reports.records.run_selection import RunSelection
 from evalsuite.reports.report import build_report
@@ -22,8 +27,8 @@ from tests.reports.exports.samples.conftest import HOME, SECRET, contents, sampl
 from tests.reports.page_samples import sample_rows
 from tests.reports.score_edits import edit_rows
 
-TABLES = ["agreement", "distances", "gap", "leaderboard", "pairs"]
-TABLES += ["paper_comparison", "probes", "recall", "scores"]
+TABLES = ["agreement", "distances", "efficiency", "gap", "leaderboard", "pairs"]
+TABLES += ["paper_comparison", "probes", "recall", "scores", "training"]
 
 
 def test_tables_are_those_of_the_run(run: Path, samples: Path, tmp_path: Path) -> None:
@@ -34,11 +39,15 @@ def test_tables_are_those_of_the_run(run: Path, samples: Path, tmp_path: Path) -
 
 def test_sections_without_a_table_are_those_of_the_run(run: Path, samples: Path) -> None:
     one, other = build_report([run]), build_report([samples])
-    for name in ("loss_curves", "agreements", "agreements_by_benchmark", "letters", "tolerances"):
+    for name in ("agreements", "agreements_by_benchmark"):
         assert getattr(other, name) == getattr(one, name), name
         assert getattr(one, name), name
-    for name in ("doctor", "efficiency", "selections"):
-        assert len(getattr(other, name)) == len(getattr(one, name)) > 0
+    for rows in (loss_curves, letters, tolerances):
+        assert other.of(rows) == one.of(rows), rows
+        assert one.of(rows), rows
+    assert len(other.doctor) == len(one.doctor) > 0
+    for rows in (efficiency, selections):
+        assert len(other.of(rows)) == len(one.of(rows)) > 0
     assert other.environments[0]["device"] == "NVIDIA H200"
 
 
