@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from evalsuite.distill.data import preparation
 from evalsuite.distill.data.examples import Example
@@ -14,6 +13,7 @@ from evalsuite.distill.recipe.config import ArchitectureConfig
 from evalsuite.distill.recipe.data_sources import PocketSourceConfig
 from evalsuite.distill.training.builders import load_architecture_tokenizer
 from tests.distill.random_models import build_random_model
+from tests.models.conftest import one_thread as one_thread
 
 TINY = ArchitectureConfig(
     tokenizer="pocket",
@@ -26,15 +26,6 @@ TINY = ArchitectureConfig(
     max_position_embeddings=512,
     initializer_range=0.2,
 )
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Tests run in parallel; more torch threads would compete for the same cores."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session", autouse=True)

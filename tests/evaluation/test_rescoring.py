@@ -13,11 +13,12 @@ import pytest
 import yaml
 
 from evalsuite.config import RunConfig
-from evalsuite.evaluation import evaluate
+from evalsuite.evaluation import evaluate, score
 from evalsuite.evaluation.scorer_versions import scorer_version
 from evalsuite.foundation import DataError, EvalsuiteError, named_answers
 from evalsuite.foundation.strict_yaml import read_yaml
 from evalsuite.protocols.generation import GenerationBenchmark
+from evalsuite.protocols.request_set import RequestSet
 from evalsuite.protocols.scorers import SCORERS, Scorer, ScorerOutput
 from evalsuite.reports.records.reading import read_run_scores
 from evalsuite.reports.records.score_files import open_score_file
@@ -238,3 +239,20 @@ def test_a_log_of_no_engine_is_named(suite: Path, expected: Path) -> None:
     write_manifest(expected, replace(manifest, engines={"weights-a": engines["weights-a"]}))
     with pytest.raises(DataError, match=rf"{engines['weights-b'].fingerprint}.*names no engine"):
         score_again(suite, expected)
+
+
+def test_a_document_is_scored_with_all_of_its_responses_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    sets = [RequestSet(name, None, "h", score_requests=(), choices=()) for name in "ab"]
+    monkeypatch.setattr(score, "read_requests", lambda *_: sets)
+    monkeypatch.setattr(score, "_keys", lambda cell, each: [[(each.doc_id, 0), (each.doc_id, 1)]])
+    scorer = object.__new__(score._RunScorer)
+    limit = SimpleNamespace(reads=lambda _: True)
+    scorer.run = Path()
+    scorer.manifest = SimpleNamespace(fingerprints={"w": "f"}, limit=lambda _: limit)
+    known = {("a", 0): "x", ("a", 1): "y", ("b", 0): "z"}
+    scorer.cache = SimpleNamespace(get_by_key=lambda _, key: known.get(key))
+    cell = SimpleNamespace(documents=2, seeds=(0,), sampling_params=None, benchmark="m", protocol="p")
+    checkpoint = SimpleNamespace(weights_id="w", tokenizer="t", label="c")
+    documents = [SimpleNamespace(doc_id=name, cluster=None) for name in "ab"]
+    ((sample,),) = scorer._samples(cell, [checkpoint], documents)
+    assert (sample.request_set.doc_id, sample.responses) == ("a", ["x", "y"])

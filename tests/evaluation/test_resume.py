@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 from evalsuite.config import RunConfig
 from evalsuite.evaluation import evaluate
 from evalsuite.foundation import RunFolderError
+from tests.models.conftest import one_thread as one_thread  # Another number sums in another order.
 from tests.reports.score_edits import rows_by_cell
 
 SUITE = """
@@ -41,15 +42,6 @@ PRELOADED = [
     "lm_eval.api.task",
 ]
 """What a life would import before it does anything."""
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """As the lives that are killed have: another number of threads sums in another order."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

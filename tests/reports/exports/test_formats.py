@@ -19,6 +19,7 @@ from evalsuite.foundation.model_card import read_card
 from evalsuite.reports import RunSelection
 from evalsuite.reports.exports.every_eval_ever import _record
 from evalsuite.reports.exports.formats import export
+from evalsuite.reports.exports.loss_statement import _changed
 from evalsuite.reports.imports import import_logs
 from evalsuite.reports.measures.distances import distance_of
 from evalsuite.reports.records.distances import write_distances
@@ -331,6 +332,17 @@ def test_an_unknown_format_is_refused(run: Path, tmp_path: Path) -> None:
         ConfigError, match=r"--format: unknown exporter 'modelcard'; did you mean 'model-card'"
     ):
         export([run], "modelcard", tmp_path / "out")
+
+
+def test_losses_are_listed_largest_first_with_what_got_worse(report: Report) -> None:
+    lines = _changed(report, 2, "loss").splitlines()[2:]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    drops = [float(each[2].split()[0]) / (100 if "points" in each[2] else 1) for each in cells]
+    assert len(drops) > 2
+    assert drops == sorted(drops, reverse=True)
+    counts = [[int(each) for each in line[4:6]] for line in cells if line[4].isdigit()]
+    assert counts
+    assert all(worse > better for worse, better in counts)
 
 
 def test_students_without_a_teacher_have_no_statement(tmp_path: Path) -> None:
