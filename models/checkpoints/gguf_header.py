@@ -50,7 +50,7 @@ class HeaderReader(GGUFReader):
         length_of = struct.Struct(
             ">Q" if self._get(0, np.uint32).dtype.byteorder == ">" else "<Q"
         ).unpack_from
-        header, strings = memoryview(self.data), []
+        header, strings = self.data.data, []
         for _ in range(count):
             (length,) = length_of(header, start)
             start += 8
@@ -71,9 +71,9 @@ def header_parsed_once(path: str) -> Iterator[HeaderReader]:
     Raises:
         CheckpointError: it is damaged.
     """
-    functions = vars(modeling_gguf_pytorch_utils)
+    functions, read = vars(modeling_gguf_pytorch_utils), functools.cache(HeaderReader)
     replaced = (
-        (vars(gguf), "GGUFReader", functools.cache(lambda path: HeaderReader(path))),
+        (vars(gguf), "GGUFReader", read),
         (vars(gguf), "get_tensor_name_map", functools.cache(gguf.get_tensor_name_map)),
         (functions, "load_gguf_checkpoint", _metadata_once(functions["load_gguf_checkpoint"])),
     )
@@ -82,7 +82,7 @@ def header_parsed_once(path: str) -> Iterator[HeaderReader]:
         namespace[name] = value
     try:
         try:
-            header = gguf.GGUFReader(path)
+            header = read(path)
         except Exception as error:
             # A damaged file makes gguf and numpy raise anything.
             raise CheckpointError(f"{path}: its header cannot be read: {first_line(error)}") from error

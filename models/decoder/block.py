@@ -147,8 +147,8 @@ class Block(GradientCheckpointingLayer):
             self.add_module(name, mixer if name == "self_attn" else module)
         self.family, self.index = family, index
         config: Any = self.mlp.config
-        name = getattr(config, "hidden_activation", None) or getattr(config, "hidden_act", None)
-        self.activation: Activation | None = ACTIVATIONS.get(name)
+        activation = getattr(config, "hidden_activation", None) or getattr(config, "hidden_act", None)
+        self.activation: Activation | None = ACTIVATIONS.get(activation)
         """Of the MLP's gate; None where the MLP computes it itself."""
         self.is_random = bool(getattr(config, "attention_dropout", 0))
         """Whether it draws random numbers, which are then drawn again; a captured graph cannot do so."""
