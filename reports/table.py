@@ -312,12 +312,17 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
 def csv_text(rows: Iterable[Mapping[str, Any]]) -> str:
     """Rows with the columns of the first one as CSV; empty without rows."""
     rows = list(rows)
-    buffer = io.StringIO()
-    if rows:
-        writer = csv.DictWriter(buffer, list(rows[0]), lineterminator="\n", restval="")
-        writer.writeheader()
-        writer.writerows({key: _safe(value) for key, value in row.items()} for row in rows)
-    return buffer.getvalue()
+    if not rows:
+        return ""
+    buffer, lines = io.StringIO(newline=""), []
+    # With this terminator csv quotes both characters that readers take for the end of a row.
+    writer = csv.DictWriter(buffer, list(rows[0]), lineterminator="\r\n", restval="")
+    for row in ({key: key for key in rows[0]}, *rows):
+        writer.writerow({key: _safe(value) for key, value in row.items()})
+        lines.append(buffer.getvalue().removesuffix("\r\n"))
+        buffer.seek(0)
+        buffer.truncate()
+    return "\n".join([*lines, ""])
 
 
 def _safe(value: Any) -> Any:

@@ -23,7 +23,7 @@ from evalsuite.reports.measures.pairs import PAIRS
 from evalsuite.reports.page.tables import head
 from evalsuite.reports.report import Report
 from evalsuite.reports.statistics.intervals import Interval
-from evalsuite.reports.table import Column, Table
+from evalsuite.reports.table import Column, Table, csv_text
 
 
 def test_a_column_that_is_declared_twice_is_refused() -> None:
@@ -162,3 +162,14 @@ def test_what_a_package_breaks_is_left_out_by_name(
     assert {path.name for path in made.files} >= {"pairs.csv", "leaderboard.csv"}
     assert not (tmp_path / "mine.csv").exists()
     assert 'id="pairs"' in made.page.read_text()
+
+
+@pytest.mark.parametrize("text", ["a\rb", "a\nb", "a\r\nb", 'a"b', "a,b", ""])
+def test_a_csv_has_one_line_a_row_whatever_is_in_a_cell(text: str) -> None:
+    rows = [{"name": text, "value": 1}, {"name": "other", "value": 2}]
+    found = csv_text(rows)
+    assert list(csv.DictReader(io.StringIO(found, newline=""))) == [
+        {key: str(value) for key, value in row.items()} for row in rows
+    ]
+    assert pd.read_csv(io.StringIO(found), keep_default_na=False)["name"].tolist() == [text, "other"]
+    assert csv_text(rows[1:]) == "name,value\nother,2\n"
