@@ -50,8 +50,9 @@ class RunConfig:
     out: Path | str
     """Run folder; a repeated run resumes."""
     suite: Path | str | None = field(default=None, metadata=_read_by(*PHASES))
-    """A name from `evalsuite show suites`, or a YAML file. Required to build requests; without the build
-    phase it may be left out, and is otherwise checked against the run folder."""
+    """Suites, benchmarks and YAML files of either, joined by commas, with options after colons (see
+    `evalsuite run --help`). Required to build requests; without the build phase it may be left out, and is
+    otherwise checked against the run folder."""
     checkpoints: Sequence[str] = field(default=(), metadata=_read_by("build", "infer", flag="--checkpoint"))
     """Hub ids, folders (of one checkpoint or of many), GGUF files or ``pocket``. The infer phase alone takes
     all checkpoints of the run folder if none is given."""

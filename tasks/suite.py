@@ -1,21 +1,25 @@
 """Suites: lists of benchmarks with limits, contexts, few-shot counts and sampling. One YAML file each."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, PrivateAttr, field_validator, model_validator
 
 from evalsuite.foundation import ConfigError, nearest
 from evalsuite.foundation.strict import Distinct, Positive, Seed, Strict, load
-from evalsuite.foundation.taxonomy import Protocol
+from evalsuite.foundation.strict_yaml import read_yaml
+from evalsuite.foundation.taxonomy import PROTOCOLS, Protocol
 from evalsuite.tasks.benchmark import (
+    BENCHMARKS,
     Benchmark,
     ChatTemplateValue,
     Generation,
     SamplingSpec,
+    known_benchmarks,
     load_benchmark,
 )
+from evalsuite.tasks.requested import Requested, parse_requested, requested_name
 from evalsuite.tasks.samplers import SAMPLERS
 
 FOLDER = Path(__file__).parent / "suites"
@@ -133,13 +137,118 @@ def known_suites() -> list[str]:
 
 
 def load_suite(name: str | Path) -> Suite:
-    """Load a built-in suite by name, or a YAML file by path, with its included suites expanded.
+    """Load what a name stands for, with its included suites expanded.
+
+    Args:
+        name: a suite or benchmark by name, a YAML file of either, or several of them with options (see
+            `tasks.requested`): one suite of them all, in which benchmarks by name precede those of suites.
 
     Raises:
-        ConfigError: an unknown name (with the nearest known one), an invalid file, or suites that include
-            each other.
+        ConfigError: an unknown name (with the nearest known one) or option, an invalid file, suites that
+            include each other, or suites together whose settings differ.
     """
-    return _expanded(name, ())
+    requested = parse_requested(str(name))
+    if len(requested) == 1 and requested[0].is_plain and _is_suite(requested[0].name):
+        return _expanded(requested[0].name, ())
+    return _combined(str(name), requested)
+
+
+def _is_suite(name: str) -> bool:
+    """Whether a name or file is a suite's; otherwise it is a benchmark's. Raises ConfigError if unknown."""
+    if suite_folder(name) is not None:
+        return read_yaml(Path(name)).keys().isdisjoint(("source", "sources", "generated", *PROTOCOLS))
+    if name in known_suites():
+        return True
+    if name not in BENCHMARKS:
+        known = [*known_suites(), *known_benchmarks()]
+        raise ConfigError(f"unknown suite or benchmark '{name}'{nearest(name, known)}")
+    return False
+
+
+def _combined(text: str, requested: Sequence[Requested]) -> Suite:
+    suites = {each.name: _expanded(each.name, ()) for each in requested if _is_suite(each.name)}
+    entries: dict[str, Entry] = {}
+    for each in requested:
+        if each.name not in suites:
+            file = str(Path(each.name).absolute()) if each.is_file else each.name
+            entries[file] = _requested_entry(Entry(benchmark=file), each)
+            continue
+        for entry in _entries(suites[each.name], suite_folder(each.name)):
+            protocols = entry.protocols or load_benchmark(entry.benchmark).protocols
+            if each.protocol is None or each.protocol in protocols:
+                entries.setdefault(entry.benchmark, _requested_entry(entry, each))
+    if not entries:
+        raise ConfigError(f"'{text}': no benchmark of it has the protocol")
+    return Suite(
+        name=_name_of(text, requested),
+        title=", ".join(each.strip() for each in text.split(",")),
+        benchmarks=tuple(entries.values()),
+        **_common_settings(suites),
+    )
+
+
+def _name_of(text: str, requested: Sequence[Requested]) -> str:
+    if len(requested) == 1 and requested[0].is_plain and requested[0].is_file:
+        return load_benchmark(requested[0].name).name
+    return requested_name(text)
+
+
+def _entries(suite: Suite, near: Path | None) -> list[Entry]:
+    """Entries that mean in another suite what they mean in this one: with its defaults and absolute paths."""
+    found = []
+    for entry in suite.benchmarks:
+        is_file = entry.benchmark.endswith((".yaml", ".yml"))
+        sampling = suite.sampling.model_dump(exclude_none=True)
+        if entry.sampling is not None:
+            sampling |= entry.sampling.model_dump(exclude_none=True)
+        update = {
+            "benchmark": str(((near or Path()) / entry.benchmark).absolute()) if is_file else entry.benchmark,
+            "limit": entry.limit if entry.limit is not None else suite.limit,
+            "limits": suite.limits | entry.limits if entry.limit is None else entry.limits,
+            "sampler": entry.sampler or suite.sampler,
+            "sampling": SamplingOverride(**sampling) if sampling else None,
+        }
+        found.append(entry.model_copy(update=update))
+    return found
+
+
+def _requested_entry(entry: Entry, requested: Requested) -> Entry:
+    """An entry with the options of a request. Raises ConfigError if it lacks the protocol."""
+    protocols = entry.protocols or load_benchmark(entry.benchmark).protocols
+    if requested.protocol is not None:
+        if requested.protocol not in protocols:
+            raise ConfigError(
+                f"'{requested.name}:{requested.protocol}': it has no {requested.protocol} protocol; "
+                f"use {' or '.join(protocols)}"
+            )
+        protocols = (requested.protocol,)
+    update: dict[str, Any] = {"protocols": protocols}
+    for key in ("limits", "metrics", "num_fewshot"):
+        update[key] = {name: value for name, value in getattr(entry, key).items() if name in protocols}
+    if requested.limit is not None:
+        update |= {"limit": requested.limit, "limits": {}}
+    if requested.num_fewshot is not None:
+        update["num_fewshot"] = dict.fromkeys(protocols, requested.num_fewshot)
+    return entry.model_copy(update=update)
+
+
+SETTINGS = ("seed", "seeds", "chat_template", "chat_template_kwargs", "reasoning")
+"""Settings of a suite that hold for all of its benchmarks."""
+
+
+def _common_settings(suites: Mapping[str, Suite]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key in SETTINGS:
+        values = {name: getattr(suite, key) for name, suite in suites.items()}
+        first, *others = values or {"": None}
+        if differing := next((name for name in others if values[name] != values[first]), None):
+            raise ConfigError(
+                f"suites {first} and {differing} differ in '{key}' ({values[first]!r}, "
+                f"{values[differing]!r}); run them one by one, or write a suite that includes both"
+            )
+        if values:
+            found[key] = values[first]
+    return found
 
 
 def _expanded(name: str | Path, above: tuple[str, ...]) -> Suite:

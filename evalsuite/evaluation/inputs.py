@@ -11,6 +11,7 @@ from evalsuite.evaluation.run_paths import read_built
 from evalsuite.foundation import ConfigError, RunFolderError
 from evalsuite.models.checkpoints.location import locate_here
 from evalsuite.reports.run import Manifest, is_run_folder, read_environment
+from evalsuite.tasks.requested import parse_requested, requested_name
 
 
 def check_inputs(config: RunConfig, checkpoints: Sequence[str]) -> None:
@@ -77,8 +78,9 @@ def _check_built_suite(config: RunConfig, manifest: Manifest) -> None:
 
 def _suite_name(suite: Path | str) -> str:
     """Return the name of a suite, which a YAML file states. Raises ConfigError for an unreadable file."""
-    if not str(suite).endswith((".yaml", ".yml")):
-        return str(suite)
+    requested = parse_requested(str(suite))
+    if len(requested) > 1 or not (requested[0].is_plain and requested[0].is_file):
+        return requested_name(str(suite))
     from evalsuite.foundation.strict_yaml import read_yaml
 
     value = read_yaml(Path(suite))

@@ -31,7 +31,7 @@ print(json.dumps(found))
 """
 
 REFUSED = {
-    "run pockt --teacher pocket --out run": "unknown suite 'pockt'; did you mean 'pocket'",
+    "run pockt --teacher pocket --out run": "unknown suite or benchmark 'pockt'; did you mean 'pocket'",
     "run missing.yaml --teacher pocket --out run": "missing.yaml",
     "run keys.yaml --teacher pocket --out run": "did you mean 'benchmarks'",
     "run names.yaml --teacher pocket --out run": "did you mean 'arc_easy'",

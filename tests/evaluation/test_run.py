@@ -288,7 +288,9 @@ def test_dry_run_estimates_inference_time(tiny: Path, suite: Path, tmp_path: Pat
 
 def test_invalid_suite_is_refused_before_writing(crew: Any, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    with pytest.raises(ConfigError, match="unknown suite 'pocket-quik'; did you mean 'pocket-quick'"):
+    with pytest.raises(
+        ConfigError, match="unknown suite or benchmark 'pocket-quik'; did you mean 'pocket-quick'"
+    ):
         evaluate(RunConfig(suite="pocket-quik", checkpoints=["a"], out=run, quiet=True))
     with pytest.raises(ConfigError, match="unknown phase 'buld'; did you mean 'build'"):
         evaluate(RunConfig(suite="pocket-quick", checkpoints=["a"], out=run, phases=("buld",), quiet=True))

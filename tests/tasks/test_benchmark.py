@@ -60,7 +60,9 @@ def test_pocket_benchmarks_match_the_task_registry() -> None:
 def test_unknown_names_suggest_the_nearest() -> None:
     with pytest.raises(ConfigError, match="unknown benchmark 'hellaswg'; did you mean 'hellaswag'"):
         load_benchmark("hellaswg")
-    with pytest.raises(ConfigError, match="unknown suite 'pocket-quik'; did you mean 'pocket-quick'"):
+    with pytest.raises(
+        ConfigError, match="unknown suite or benchmark 'pocket-quik'; did you mean 'pocket-quick'"
+    ):
         load_suite("pocket-quik")
 
 

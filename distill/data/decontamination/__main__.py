@@ -27,7 +27,7 @@ def main() -> None:
     )
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("recipe", help="a name from `evalsuite show recipes`, or a YAML file")
-    parser.add_argument("suite", help="a name from `evalsuite show suites`, or a YAML file")
+    parser.add_argument("suite", help="as in `evalsuite run`")
     parser.add_argument(
         "--data", help="frozen data of the benchmarks (default: EVALSUITE_DATA, else the hub)"
     )

@@ -20,7 +20,7 @@ def add(commands: argparse._SubParsersAction) -> None:
             "  EVALSUITE_DATA=frozen evalsuite run quick --teacher ./teacher --out runs/offline"
         ),
     )
-    parser.add_argument("suite", help="a name from `evalsuite show suites`, or a YAML file")
+    parser.add_argument("suite", help="as in `evalsuite run`")
     parser.add_argument(
         "--data", type=Path, required=True, help="folder for the frozen data; existing files are kept"
     )

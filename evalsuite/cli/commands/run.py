@@ -30,7 +30,7 @@ def add(commands: argparse._SubParsersAction) -> None:
         help="evaluate checkpoints on a suite, under log-likelihood and generation",
         example=(
             "  evalsuite run quick --teacher ./teacher --checkpoint ./student --out runs/first\n"
-            "  evalsuite run pocket --teacher pocket --out runs/pocket\n"
+            "  evalsuite run arc_easy,gsm8k:0shot:limit=200 --checkpoint ./student --out runs/second\n"
             "  evalsuite run --config run.yaml --limit 100\n"
             "  evalsuite run --out runs/first --infer-only --export-shard a.tar.xz\n"
             "  evalsuite run --out runs/first --score-only --merge-shards a.tar.xz"
@@ -39,7 +39,9 @@ def add(commands: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "suite",
         nargs="?",
-        help="a name from `evalsuite show suites`, or a YAML file; optional without the build phase",
+        help="suites, benchmarks (`evalsuite show`) and YAML files of either, joined by commas; each can "
+        "have options after colons: arc_easy,gsm8k:0shot,hellaswag:loglikelihood:limit=200. Optional "
+        "without the build phase",
     )
     parser.add_argument(
         "--config",
