@@ -1,5 +1,6 @@
 """Samplers: which documents of a benchmark a limit takes."""
 
+import inspect
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -18,7 +19,17 @@ class Identified(Protocol):
 T = TypeVar("T", bound=Identified)
 Sampler = Callable[[Sequence[Any], int, int], Iterable[Any]]
 """(documents, limit, seed) → a sample of so many documents. A smaller sample is part of a larger one."""
-SAMPLERS: Registry[Sampler] = Registry("sampler", group="evalsuite.samplers")
+
+
+def _as_sampler(value: Any) -> Sampler:
+    if not callable(value):
+        raise TypeError(f"{value!r} is no function of documents, limit and seed")
+    inspect.signature(value).bind([], 1, 0)
+    sampler: Sampler = value
+    return sampler
+
+
+SAMPLERS: Registry[Sampler] = Registry("sampler", group="evalsuite.samplers", validate=_as_sampler)
 """Key `sampler` of a suite or its entries → which documents a limit takes."""
 
 

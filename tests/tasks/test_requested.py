@@ -20,7 +20,7 @@ loglikelihood: {task: evalsuite/choices.yaml, metric: acc}
 
 
 def cells(text: str) -> dict[tuple[str, str], tuple[int | None, int]]:
-    """(benchmark, protocol) → documents and shots."""
+    """(benchmark, protocol) → documents and num_fewshot."""
     return {
         (benchmark.name, protocol): (entry.limits.get(protocol, entry.limit), entry.num_fewshot[protocol])
         for entry, benchmark in resolve(load_suite(text), near=suite_folder(text))

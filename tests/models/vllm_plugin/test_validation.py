@@ -182,7 +182,7 @@ def test_the_engine_rejects_unsupported_students_before_it_starts(
     from evalsuite.models.checkpoints.load import CheckpointInfo
 
     config = make_student("gla").config
-    info = CheckpointInfo("x", str(tmp_path), config, SimpleNamespace(eos_token_id=2), "0" * 16, 1)
+    info = CheckpointInfo("x", str(tmp_path), config, SimpleNamespace(eos_token_id=2), 1, "0" * 16, 1)
     monkeypatch.delenv("EVALSUITE_VLLM_PYTHON", raising=False)
     with pytest.raises(ConfigError, match="tensor_parallel_size = 3"):
         VllmEngine(info, arguments={"tensor_parallel_size": 3})

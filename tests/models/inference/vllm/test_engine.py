@@ -34,7 +34,7 @@ def info_of(path: str, tokenizer: Any = None, model_type: str = "llama") -> Chec
     config = SimpleNamespace(model_type=model_type, eos_token_id=2, max_position_embeddings=64)
     config.get_text_config = lambda: config
     tokenizer = tokenizer or SimpleNamespace(eos_token_id=2, all_special_tokens=[])
-    return CheckpointInfo("x", path, config, tokenizer, "0" * 16, 1)  # type: ignore[arg-type]
+    return CheckpointInfo("x", path, config, tokenizer, 1, "0" * 16, 1)  # type: ignore[arg-type]
 
 
 def test_a_pinned_hub_model_is_loaded_from_its_own_commit(tmp_path: Path) -> None:
