@@ -50,17 +50,31 @@ def test_values_are_those_of_ggufs_reader(file: Path) -> None:
     assert HeaderReader(file).num_tokens == len(TOKENS)
 
 
+def test_values_for_transformers_are_those_it_parses_itself(file: Path) -> None:
+    wanted = {
+        name: [modeling_gguf_pytorch_utils._gguf_parse_value(field.parts[i], field.types) for i in field.data]
+        for name, field in gguf.GGUFReader(file).fields.items()
+    }
+    with header_parsed_once(str(file)) as header:
+        parse = modeling_gguf_pytorch_utils._gguf_parse_value
+        found = {
+            name: [parse(field.parts[i], field.types) for i in field.data]
+            for name, field in header.fields.items()
+        }
+    assert found == wanted
+    assert wanted["tokenizer.ggml.tokens"] == TOKENS
+
+
 def test_a_header_is_parsed_once_and_the_packages_are_as_before(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened = []
     monkeypatch.setattr(HeaderReader, "__init__", lambda self, path: opened.append(path))
-    before = gguf.GGUFReader, gguf.get_tensor_name_map, modeling_gguf_pytorch_utils.load_gguf_checkpoint
+    before = dict(vars(gguf)), dict(vars(modeling_gguf_pytorch_utils))
     with header_parsed_once(str(file)) as header:
         assert gguf.GGUFReader(str(file)) is header
-    after = gguf.GGUFReader, gguf.get_tensor_name_map, modeling_gguf_pytorch_utils.load_gguf_checkpoint
     assert opened == [str(file)]
-    assert after == before
+    assert (vars(gguf), vars(modeling_gguf_pytorch_utils)) == before
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
