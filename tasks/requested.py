@@ -6,7 +6,7 @@ Does without what reads suites, as hosts do that only run inference.
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from evalsuite.foundation import ConfigError
 from evalsuite.foundation.taxonomy import PROTOCOLS, Protocol
@@ -58,7 +58,7 @@ def _parse(item: str) -> Requested:
     for option in options:
         change: dict[str, Any]
         if option in PROTOCOLS:
-            change = {"protocol": cast(Protocol, option)}
+            change = {"protocol": option}
         elif match := re.fullmatch(r"(\d+)shot", option):
             change = {"num_fewshot": int(match[1])}
         elif match := re.fullmatch(r"limit=([1-9]\d*)", option):
