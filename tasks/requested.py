@@ -5,7 +5,7 @@ Does without what reads suites, as hosts do that only run inference.
 
 import re
 from dataclasses import dataclass, replace
-from pathlib import Path
+from os.path import isfile
 from typing import Any
 
 from evalsuite.foundation import ConfigError
@@ -41,7 +41,8 @@ def parse_requested(text: str) -> list[Requested]:
     Raises:
         ConfigError: no name, one that is given twice, or an unknown option.
     """
-    if Path(text).is_file():
+    # Unlike a path, this takes a list of any length.
+    if isfile(text):
         return [Requested(text)]
     found = [_parse(item.strip()) for item in text.split(",")]
     names = [each.name for each in found]

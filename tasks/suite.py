@@ -203,9 +203,7 @@ def _entries(suite: Suite, near: Path | None) -> list[Entry]:
             sampling |= entry.sampling.model_dump(exclude_none=True)
         update = {
             "benchmark": str(((near or Path()) / entry.benchmark).absolute()) if is_file else entry.benchmark,
-            "limit": entry.limit if entry.limit is not None else suite.limit,
-            "limits": suite.limits | entry.limits if entry.limit is None else entry.limits,
-            "sampler": entry.sampler or suite.sampler,
+            **_inherited(suite, entry),
             "sampling": SamplingOverride(**sampling) if sampling else None,
         }
         found.append(entry.model_copy(update=update))
@@ -259,10 +257,7 @@ def _expanded(name: str | Path, above: tuple[str, ...]) -> Suite:
     for other in suite.include:
         included = _expanded(other, (*above, str(name)))
         for entry in included.benchmarks:
-            limit = entry.limit if entry.limit is not None else included.limit
-            limits = included.limits | entry.limits
-            inherited = {"limit": limit, "limits": limits, "sampler": entry.sampler or included.sampler}
-            entries.setdefault(entry.benchmark, entry.model_copy(update=inherited))
+            entries.setdefault(entry.benchmark, entry.model_copy(update=_inherited(included, entry)))
     return suite.model_copy(update={"include": (), "benchmarks": tuple(entries.values())})
 
 
@@ -338,7 +333,7 @@ def _resolved(suite: Suite, entry: Entry, benchmark: Benchmark) -> tuple[Entry, 
         raise ConfigError(
             f"{location}: 'sampler' = {entry.sampler}: its documents are generated; remove this key"
         )
-    sampler = "" if benchmark.generated is not None else entry.sampler or suite.sampler
+    sampler = "" if benchmark.generated is not None else _inherited(suite, entry)["sampler"]
     if sampler:
         SAMPLERS.get_or_raise(sampler, f"{location}: 'sampler'")
     filled = Entry(
@@ -360,6 +355,16 @@ def _resolved(suite: Suite, entry: Entry, benchmark: Benchmark) -> tuple[Entry, 
     return filled, _with_overrides(benchmark, metrics, how)
 
 
+def _inherited(suite: Suite, entry: Entry) -> dict[str, Any]:
+    """Which documents an entry of a suite takes; a limit of its own replaces all limits of the suite."""
+    own = entry.limit is not None
+    return {
+        "limit": entry.limit if own else suite.limit,
+        "limits": entry.limits if own else suite.limits | entry.limits,
+        "sampler": entry.sampler or suite.sampler,
+    }
+
+
 def _limits(
     suite: Suite, entry: Entry, benchmark: Benchmark, protocols: Sequence[Protocol]
 ) -> tuple[int | None, dict[Protocol, int]]:
@@ -368,8 +373,7 @@ def _limits(
     An entry's limit overrides the suite's, and a limit per protocol overrides one for both. Generated
     documents have one limit for both protocols.
     """
-    common = entry.limit if entry.limit is not None else suite.limit
-    specific = entry.limits if entry.limit is not None else suite.limits | entry.limits
+    common, specific = (_inherited(suite, entry)[key] for key in ("limit", "limits"))
     each = {protocol: specific.get(protocol, common) for protocol in protocols}
     known = [limit for limit in each.values() if limit is not None]
     most = max(known) if len(known) == len(each) else None

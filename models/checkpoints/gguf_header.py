@@ -18,14 +18,15 @@ from evalsuite.models.checkpoints.location import first_line
 class HeaderReader(GGUFReader):
     """`GGUFReader` that reads an array at once, and not through a memory map per value.
 
-    For a vocabulary of 262,144 tokens that is half a second instead of twelve. Strings of an array are
-    `bytes`, without their lengths; numbers are arrays of one element, as the base class has them.
+    Strings of an array are `bytes`, without their lengths; numbers are arrays of one element, as the base
+    class has them.
     """
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the vocabulary."""
-        return len(self.fields["tokenizer.ggml.tokens"].data)
+        """Tokens of the vocabulary; 0 without one."""
+        field = self.fields.get("tokenizer.ggml.tokens")
+        return 0 if field is None else len(field.data)
 
     def _get_field_parts(self, orig_offs: int, raw_type: int) -> tuple[int, list[Any], list[int], list[Any]]:
         if raw_type != GGUFValueType.ARRAY:
@@ -47,9 +48,7 @@ class HeaderReader(GGUFReader):
         return end - orig_offs, values, list(range(count)), types
 
     def _strings(self, start: int, count: int) -> tuple[list[Any], int]:
-        length_of = struct.Struct(
-            ">Q" if self._get(0, np.uint32).dtype.byteorder == ">" else "<Q"
-        ).unpack_from
+        length_of = struct.Struct(f"{self._get(start, np.uint64, 0).dtype.byteorder}Q").unpack_from
         header, strings = self.data.data, []
         for _ in range(count):
             (length,) = length_of(header, start)

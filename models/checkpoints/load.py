@@ -174,6 +174,8 @@ def describe_checkpoint(
         config = _load(AutoConfig, location, trust_remote_code)
         if location.header is not None and not with_tokenizer:
             tokenizer, tokens = None, location.header.num_tokens
+            if not tokens:
+                raise CheckpointError(f"{location.source}: it has no tokenizer")
             highest = tokens - 1
         else:
             tokenizer = _load(AutoTokenizer, location, trust_remote_code)

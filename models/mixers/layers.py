@@ -24,6 +24,11 @@ class RMSNorm(nn.Module):
         return rms_norm(x, self.weight, self.eps)[0]
 
 
+def norm_eps(norm: Any) -> Any:
+    """Epsilon of an RMS norm of transformers' modules, by either of its names; None without one."""
+    return getattr(norm, "variance_epsilon", getattr(norm, "eps", None))
+
+
 def add_norm(norm: Any, x: Tensor, residual: Tensor | None, gain: Gain | None) -> tuple[Tensor, Tensor]:
     """The norm of x + residual, and the sum; without a norm the sum twice.
 
@@ -37,8 +42,7 @@ def add_norm(norm: Any, x: Tensor, residual: Tensor | None, gain: Gain | None) -
         alike = all(each is None or each.dtype == x.dtype for each in (norm.weight, residual))
         # transformers' norms round float64 to float32.
         if alike and x.dtype != torch.float64:
-            eps = norm.eps if hasattr(norm, "eps") else norm.variance_epsilon
-            return rms_norm(x, norm.weight, eps, residual, gain)
+            return rms_norm(x, norm.weight, norm_eps(norm), residual, gain)
     hidden = x if residual is None else residual + x
     return hidden if norm is None else norm(hidden), hidden
 

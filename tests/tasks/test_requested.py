@@ -42,6 +42,15 @@ def test_names_with_options_are_one_suite() -> None:
     }
 
 
+def test_a_list_can_be_long() -> None:
+    names = [
+        f"longbench_{name}" for name in ("2wikimqa", "dureader", "gov_report", "hotpotqa", "lcc", "lsht")
+    ]
+    text = ",".join(f"{name}:generation:limit=100" for name in [*names, "gsm8k", "ifeval"])
+    assert len(text) > 255
+    assert {name for name, _ in cells(text)} == {*names, "gsm8k", "ifeval"}
+
+
 def test_options_of_a_suite_are_those_of_its_benchmarks() -> None:
     plain, changed = cells("pocket"), cells("pocket:loglikelihood:limit=7")
     assert set(changed) == {(name, protocol) for name, protocol in plain if protocol == "loglikelihood"}

@@ -6,6 +6,7 @@ A small model on a large GPU is bound by the number of kernels, and norms accoun
 import torch
 from torch import Tensor, nn
 
+from evalsuite.models.mixers.layers import norm_eps
 from evalsuite.models.ops.rms_norm import rms_norm
 
 _ULP = {torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}
@@ -50,7 +51,7 @@ def replace_norms(model: nn.Module, devices: tuple[str, ...] = ("cuda",)) -> int
 
 def epsilon(module: nn.Module) -> float | None:
     """Epsilon of a module that has one, a weight [D], and nothing else; None for others."""
-    eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    eps = norm_eps(module)
     parameters = dict(module.named_parameters())
     one_weight = list(parameters) == ["weight"] and parameters["weight"].dim() == 1
     return eps if one_weight and isinstance(eps, float) else None

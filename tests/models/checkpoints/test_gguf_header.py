@@ -77,6 +77,13 @@ def test_a_header_is_parsed_once_and_the_packages_are_as_before(
     assert (vars(gguf), vars(modeling_gguf_pytorch_utils)) == before
 
 
+def test_a_file_without_tokens_is_refused_by_name(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HeaderReader, "num_tokens", 0)
+    monkeypatch.setattr("evalsuite.models.checkpoints.load._load", lambda *_: None)
+    with pytest.raises(CheckpointError, match=r"model\.gguf: it has no tokenizer"):
+        describe_checkpoint(file, with_tokenizer=False)
+
+
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
 def test_a_truncated_header_is_refused_by_name(file: Path, share: float) -> None:
     whole = file.read_bytes()
