@@ -1,0 +1,171 @@
+"""Contrasts of two ways of measuring, in shares of the teacher's lead over chance."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import stats
+
+DRAWS = 2000
+Floats = NDArray[np.float64]
+
+
+class Run(NamedTuple):
+    """A checkpoint: a student of the recipe, and the seed of its training."""
+
+    student: str
+    seed: int
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Scores of the same documents by every way.
+
+    `teacher` maps a way to scores [documents]; `runs` maps a run to the same. `chance` is that of each way.
+    """
+
+    name: str
+    teacher: Mapping[str, Floats]
+    runs: Mapping[Run, Mapping[str, Floats]]
+    chance: Mapping[str, float]
+
+    @property
+    def documents(self) -> int:
+        """Number of documents."""
+        return len(next(iter(self.teacher.values())))
+
+    def lead(self, way: str, confidence: float = 0.95) -> tuple[float, float]:
+        """Return the teacher's lead over chance in points, and its lower end (t over documents)."""
+        scores = self.teacher[way] - self.chance[way]
+        error = scores.std(ddof=1) / np.sqrt(len(scores))
+        return 100 * scores.mean(), 100 * (
+            scores.mean() - error * stats.t.ppf((1 + confidence) / 2, len(scores) - 1)
+        )
+
+    def shares(self, run: Run, way: str, weights: Floats) -> Floats:
+        """Percent of the teacher's lead that a run keeps, one per row of `weights` [draws, documents]."""
+        lead = weights @ self.teacher[way] - self.chance[way]
+        with np.errstate(divide="ignore", invalid="ignore"):
+            kept: Floats = 100 * (weights @ self.runs[run][way] - self.chance[way]) / lead
+        return kept
+
+
+@dataclass(frozen=True)
+class Effect:
+    """A contrast of a family, in points of the lead: the second way's share minus that of the first."""
+
+    estimate: float
+    low: float
+    high: float
+    p: float
+    run_sd: float
+    """Standard deviation between runs of one student."""
+    document_error: float
+    """Standard error over documents."""
+    df: int
+    runs: int
+    cells: tuple[str, ...]
+
+    @property
+    def error(self) -> float:
+        """Standard error over runs and documents."""
+        return (self.high - self.low) / (2 * float(stats.t.ppf(0.975, self.df)))
+
+
+def effect(
+    cells: Sequence[Cell], runs: Sequence[Run], ways: tuple[str, str], seed: int = 0, draws: int = DRAWS
+) -> Effect:
+    """Return the contrast of `ways` over `cells`, a mean over students of the mean over their runs.
+
+    The variance is that of runs within students, pooled, plus that over documents (bootstrap, one draw for
+    all ways and checkpoints of a cell); the interval is Student's t with the degrees of freedom of the runs.
+
+    Raises:
+        ValueError: no cell, or no student with two runs.
+    """
+    if not cells:
+        raise ValueError("no cell is admitted")
+    students = sorted({run.student for run in runs})
+    df = len(runs) - len(students)
+    if df < 1:
+        raise ValueError("a spread between runs needs a student with two runs")
+    random = np.random.default_rng(seed)
+    points = np.zeros(len(runs))
+    drawn = np.zeros((len(runs), draws))
+    for cell in cells:
+        equal = np.full((1, cell.documents), 1 / cell.documents)
+        resampled = random.multinomial(cell.documents, equal[0], draws) / cell.documents
+        for number, run in enumerate(runs):
+            for sign, way in zip((-1, 1), ways, strict=True):
+                points[number] += sign * cell.shares(run, way, equal)[0] / len(cells)
+                drawn[number] += sign * cell.shares(run, way, resampled) / len(cells)
+    groups = [[n for n, run in enumerate(runs) if run.student == student] for student in students]
+    spread = sum(((points[group] - points[group].mean()) ** 2).sum() for group in groups) / df
+    estimate = float(np.mean([points[group].mean() for group in groups]))
+    over_documents = np.mean([drawn[group].mean(0) for group in groups], axis=0)
+    of_runs = sum(spread / len(group) for group in groups) / len(groups) ** 2
+    document_error = float(np.nanstd(over_documents, ddof=1))
+    error = float(np.sqrt(of_runs + document_error**2))
+    half = error * float(stats.t.ppf(0.975, df))
+    p = float(2 * stats.t.sf(abs(estimate) / error, df)) if error else float(estimate == 0)
+    names = tuple(cell.name for cell in cells)
+    return Effect(
+        estimate,
+        estimate - half,
+        estimate + half,
+        p,
+        float(np.sqrt(spread)),
+        document_error,
+        df,
+        len(runs),
+        names,
+    )
+
+
+def holm(p: Mapping[str, float]) -> dict[str, float]:
+    """Return p-values after Holm's correction (Holm 1979), in the order given."""
+    ordered = sorted(p, key=p.__getitem__)
+    found: dict[str, float] = {}
+    largest = 0.0
+    for rank, name in enumerate(ordered):
+        largest = max(largest, min(1.0, (len(ordered) - rank) * p[name]))
+        found[name] = largest
+    return {name: found[name] for name in p}
+
+
+def between(cells: Sequence[Cell], runs: Sequence[Run], ways: tuple[str, str]) -> list[Cell]:
+    """Return the cells where the mean share of `runs` is between 5 and 95 % in one of the two ways."""
+
+    def share(cell: Cell, way: str) -> float:
+        equal = np.full((1, cell.documents), 1 / cell.documents)
+        return float(np.mean([cell.shares(run, way, equal)[0] for run in runs]))
+
+    return [cell for cell in cells if any(5 <= share(cell, way) <= 95 for way in ways)]
+
+
+def detectable(
+    run_sd: float, document_error: float, students: int, runs: int, alpha: float, tests: int, beta: float
+) -> float:
+    """Return the smallest contrast, in points, that the first test of Holm's finds with power 1 - beta.
+
+    Args:
+        run_sd: standard deviation of the contrast between runs of one student, in points.
+        document_error: its standard error over documents, in points.
+        students: students of the family.
+        runs: runs of each.
+        alpha: error of the whole procedure, two-sided.
+        tests: tests that are corrected together.
+        beta: one minus the power.
+    """
+    df = students * (runs - 1)
+    error = np.sqrt(run_sd**2 / (students * runs) + document_error**2)
+    critical = stats.t.ppf(1 - alpha / tests / 2, df)
+    # The noncentral t has no closed inverse in its shift; the power grows with it.
+    low, high = 0.0, 100.0
+    for _ in range(60):
+        shift = (low + high) / 2
+        power = stats.nct.sf(critical, df, shift)  # the other side is below 1e-6 where power matters
+        low, high = (low, shift) if power >= 1 - beta else (shift, high)
+    return float(high * error)
