@@ -1,4 +1,8 @@
-"""Benchmarks, in YAML or in Python: data source, protocols, metrics and chance level."""
+"""Benchmarks, in YAML or in Python: data source, protocols, metrics and chance level.
+
+A YAML file may `include` a built-in benchmark, as lm-eval's task files do: it then has that benchmark's keys,
+except those that it gives itself.
+"""
 
 from collections.abc import Iterator
 from functools import partial
@@ -14,10 +18,14 @@ from pydantic import (
 
 from evalsuite.foundation import ConfigError, nearest
 from evalsuite.foundation.registry import Registry
-from evalsuite.foundation.strict import Strict, load
+from evalsuite.foundation.strict import Seed, Strict, parse
+from evalsuite.foundation.strict_yaml import read_yaml
 from evalsuite.foundation.taxonomy import CATEGORIES, PERPLEXITIES, Category, Protocol
 
 FOLDER = Path(__file__).parent / "benchmarks"
+
+COMPLETION_TASK = "evalsuite/choices.yaml"
+"""lm-eval task of rows with a prompt and choices."""
 
 Chance = float | Literal["per_document"] | None
 ChatTemplateValue = bool | int | float | str
@@ -95,6 +103,36 @@ class SamplingSpec(Strict):
     """Number of most likely tokens to sample from; 0: all."""
     stop: tuple[str, ...] = ()
     """Strings that end a response; the text is cut before the first of them."""
+
+
+class Completion(Strict):
+    """Few-shot prompts that a model completes, the same text under both protocols.
+
+    For models that follow no instructions. A row gets the columns `prompt`, `choices` and `gold`, which
+    ``evalsuite/choices.yaml`` and the built-in adapter read; examples and the question are the same text.
+    """
+
+    prompt: str
+    """Jinja template over the columns of a row; it ends where the answer begins."""
+    answer: str
+    """Jinja template of the right answer, which follows the prompt after a space."""
+    choices: str | None = None
+    """Jinja expression of the choices' texts, with the right answer among them; None: that answer alone."""
+    num_fewshot: int = Field(default=0, ge=0)
+    """Examples before each question, drawn for each document from its content."""
+    set_aside: int = Field(default=0, ge=0)
+    """Documents that examples are drawn from, where there is no `fewshot_split`. Neither they nor documents
+    of their clusters are evaluated. For generated documents: further ones, of another seed."""
+    seed: Seed = 0
+    """Decides which documents are set aside and which examples a document gets, whatever the suite."""
+    separator: str = "\n\n"
+    """Between examples, and before the question."""
+
+    @model_validator(mode="after")
+    def _answer_can_follow(self) -> "Completion":
+        if self.prompt.endswith((" ", "\n")):
+            raise ValueError("'prompt' must not end with white space: the answer follows after a space")
+        return self
 
 
 class LogLikelihood(Strict):
@@ -219,6 +257,8 @@ class Benchmark(Strict):
     """Recall numbers of the report that count it: `needles`, `ruler`, `longbench`, or a name of its own."""
     requires: str | None = None
     """What the user must provide or allow besides the data; printed by `evalsuite show`."""
+    completion: Completion | None = None
+    """Few-shot completion prompts of both protocols; a row's own prompt and choices without it."""
     assets: tuple[Literal["punkt_tab"], ...] = ()
     """Files that the metric reads besides the rows; see `evalsuite.tasks.sources.assets`."""
     loglikelihood: LogLikelihood | None = None
@@ -252,6 +292,30 @@ class Benchmark(Strict):
             raise ValueError(f"'cluster_column' must be given for every source; '{independent[0]}' lacks it")
         if not self.protocols:
             raise ValueError("give a 'loglikelihood' block, a 'generation' block, or both")
+        return self
+
+    @model_validator(mode="after")
+    def _completion_makes_the_prompts(self) -> "Benchmark":
+        if self.completion is None:
+            return self
+        if self.loglikelihood is not None and self.loglikelihood.task != COMPLETION_TASK:
+            raise ValueError(f"'completion' needs 'loglikelihood: {{task: {COMPLETION_TASK}}}'")
+        how = self.generation
+        if how is not None and (how.scorer, how.prompt, how.prompt_template) != (
+            how.scorer or "",
+            "literal",
+            None,
+        ):
+            raise ValueError(
+                "'completion' needs 'generation: {dataset: evalsuite, prompt: literal}' without a template"
+            )
+        if any(how is not None and how.num_fewshot for how in (self.loglikelihood, self.generation)):
+            raise ValueError("'completion' has its own 'num_fewshot'")
+        available = self.completion.set_aside or self.has_fewshot_split
+        if self.completion.num_fewshot and not available:
+            raise ValueError("'completion.num_fewshot' needs 'set_aside' or a 'fewshot_split'")
+        if self.completion.set_aside and self.has_fewshot_split:
+            raise ValueError("give either 'completion.set_aside' or a 'fewshot_split'")
         return self
 
     @property
@@ -308,7 +372,25 @@ def _named(benchmark: Benchmark, name: str, where: str) -> Benchmark:
 
 
 def _read(path: Path) -> Benchmark:
-    return _named(load(path, Benchmark), path.stem, str(path))
+    return _named(_load(path), path.stem, str(path))
+
+
+def _load(path: Path) -> Benchmark:
+    """Read a file; the keys of a built-in benchmark that it includes hold where it has none of its own."""
+    values = read_yaml(path)
+    return parse(_included(values, path) | values if "include" in values else values, Benchmark, str(path))
+
+
+def _included(values: dict[str, Any], path: Path) -> dict[str, Any]:
+    name = str(values.pop("include"))
+    file = FOLDER / f"{name}.yaml"
+    if "/" in name or not file.is_file():
+        known = [each.stem for each in FOLDER.glob("*.yaml")]
+        raise ConfigError(f"{path}: 'include' = {name!r}: no built-in benchmark{nearest(name, known)}")
+    found = read_yaml(file)
+    if "include" in found:
+        raise ConfigError(f"{path}: 'include' = {name!r}: it includes another benchmark; include that one")
+    return found
 
 
 BENCHMARKS = _Benchmarks("benchmark", group="evalsuite.benchmarks", validate=_as_benchmark)
@@ -334,7 +416,7 @@ def load_benchmark(name: str | Path, *, near: Path | None = None) -> Benchmark:
             file.
     """
     if str(name).endswith((".yaml", ".yml")):
-        return load((near / name) if near is not None else Path(name), Benchmark)
+        return _load((near / name) if near is not None else Path(name))
     return BENCHMARKS.get_or_raise(str(name))
 
 

@@ -23,6 +23,8 @@ from evalsuite.tasks.requested import Requested, parse_requested, requested_name
 from evalsuite.tasks.samplers import SAMPLERS
 
 FOLDER = Path(__file__).parent / "suites"
+BENCHMARK_KEYS = ("source", "sources", "generated", "completion", "prefix", *PROTOCOLS)
+"""Keys by which a file is a benchmark's and not a suite's."""
 
 
 class SamplingOverride(Strict):
@@ -156,7 +158,7 @@ def load_suite(name: str | Path) -> Suite:
 def _is_suite(name: str) -> bool:
     """Whether a name or file is a suite's; otherwise it is a benchmark's. Raises ConfigError if unknown."""
     if suite_folder(name) is not None:
-        return read_yaml(Path(name)).keys().isdisjoint(("source", "sources", "generated", *PROTOCOLS))
+        return read_yaml(Path(name)).keys().isdisjoint(BENCHMARK_KEYS)
     if name in known_suites():
         return True
     if name not in BENCHMARKS:

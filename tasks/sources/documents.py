@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from evalsuite.foundation import ConfigError, DataError, content_hash, nearest
-from evalsuite.tasks.benchmark import Benchmark, Source
+from evalsuite.tasks.benchmark import Benchmark, Completion, Source
 from evalsuite.tasks.generator import CountTokens, Row, generate
 from evalsuite.tasks.samplers import SAMPLERS
+from evalsuite.tasks.sources.completion import Completer
 from evalsuite.tasks.sources.data import DataSource, open_source
 from evalsuite.tasks.sources.generated_cache import read_generated
 from evalsuite.tasks.sources.transforms import TRANSFORMS
@@ -81,7 +82,18 @@ def documents(
                 count_tokens=count_tokens,
                 read_inputs=partial(_input_rows, benchmark, data_dir),
             )
-        return with_ids(((row, None) for row in rows), context)
+        found = with_ids(((row, None) for row in rows), context)
+        if benchmark.completion is None:
+            return found
+        examples = generate(
+            benchmark,
+            benchmark.completion.set_aside,
+            seed=int(content_hash(["examples", benchmark.completion.seed], 8), 16),
+            context=context,
+            count_tokens=count_tokens,
+            read_inputs=partial(_input_rows, benchmark, data_dir),
+        )
+        return _completed(benchmark, found, with_ids(((row, None) for row in examples), context))
     if context is not None:
         raise ConfigError(f"{benchmark.name}: has no context lengths (found {context})")
     return limit_documents(all_documents(benchmark, data_dir=data_dir), limit, seed)
@@ -99,11 +111,19 @@ def all_documents(benchmark: Benchmark, *, data_dir: Path | str | None = None) -
         found.append(with_clusters(with_ids(_read(source, source.split, data, subject)), source))
         if not found[-1]:
             raise DataError(f"{benchmark.name}: {source.dataset} ({source.split}) has no documents")
-    return found
+    how = benchmark.completion
+    if how is None:
+        return found
+    if how.num_fewshot and benchmark.has_fewshot_split:
+        examples = fewshot_documents(benchmark, data_dir=data_dir)
+        return [_completed(benchmark, group, examples) for group in found]
+    return [_completed(benchmark, *_set_aside(group, how)) for group in found]
 
 
 def count_documents(benchmark: Benchmark, *, data_dir: Path | str | None = None) -> int:
     """Return the number of documents in the sources. Raises DataError as `all_documents` does."""
+    if benchmark.completion is not None:
+        return sum(map(len, all_documents(benchmark, data_dir=data_dir)))
     data = open_source(data_dir)
     return sum(
         len(_read(source, source.split, data, subject)) for subject, source in benchmark.subject_sources
@@ -144,6 +164,50 @@ def fewshot_documents(benchmark: Benchmark, *, data_dir: Path | str | None = Non
         if source.fewshot_split is not None
         for document in with_ids(_read(source, source.fewshot_split, data, subject))
     ]
+
+
+def _set_aside(documents: Sequence[Document], how: Completion) -> tuple[list[Document], list[Document]]:
+    """Divide documents into those that are evaluated and those that examples are drawn from.
+
+    Examples are of distinct clusters, and the other documents of these clusters are dropped.
+    """
+    order = sorted(documents, key=lambda each: content_hash(["examples", how.seed, each.doc_id]))
+    examples: dict[str, Document] = {}
+    for document in order:
+        if len(examples) == how.set_aside:
+            break
+        examples.setdefault(document.cluster or document.doc_id, document)
+    rest = [each for each in documents if (each.cluster or each.doc_id) not in examples]
+    return rest, list(examples.values())
+
+
+def _completed(
+    benchmark: Benchmark, documents: Sequence[Document], examples: Sequence[Document]
+) -> list[Document]:
+    """Return documents with completion prompts. They keep their ids.
+
+    Raises:
+        ConfigError: there are fewer examples than a prompt has.
+    """
+    how = benchmark.completion
+    assert how is not None
+    completer = Completer(how, benchmark.name)
+    found = []
+    for document in documents:
+        own = [
+            each
+            for each in examples
+            if each.doc_id != document.doc_id and each.subject in (document.subject, None)
+        ]
+        if len(own) < how.num_fewshot:
+            raise ConfigError(
+                f"{benchmark.name}: completion.num_fewshot = {how.num_fewshot}, but document "
+                f"{document.doc_id} has only {len(own)} examples"
+            )
+        own.sort(key=lambda each: content_hash([how.seed, document.doc_id, each.doc_id]))
+        rows = [each.row for each in own[: how.num_fewshot]]
+        found.append(replace(document, row=completer.row(document.row, rows)))
+    return found
 
 
 def with_ids(rows: Iterable[tuple[Row, str | None]], context: int | None = None) -> list[Document]:

@@ -137,6 +137,15 @@ def test_ruler_prompt_format_from_suite(
         )
 
 
+def test_starts_with_scorer() -> None:
+    row = {"answers": ["1234567"]}
+    for response in (" 1234567", "1234567.\nWhat", " 1234567, and"):
+        assert SCORERS["starts_with"](row, response).values == {"accuracy": 1.0}, response
+    for response in ("12345678", "7654321 or 1234567", "", "the 1234567"):
+        assert SCORERS["starts_with"](row, response).values == {"accuracy": 0.0}, response
+    assert SCORERS["starts_with"](row, "7654321 or").extracted == "7654321"
+
+
 def test_first_word_scorer() -> None:
     row = {"answers": ["copper"]}
     assert SCORERS["first_word"](row, " copper\nanchor").values == {"accuracy": 1.0}

@@ -41,11 +41,20 @@ def first_word(row: Mapping[str, Any], response: str) -> ScorerOutput:
     return ScorerOutput({"accuracy": float(correct)}, words[0] if words else "", " | ".join(row["answers"]))
 
 
+def starts_with(row: Mapping[str, Any], response: str) -> ScorerOutput:
+    """Whether the response begins with an answer as whole words; of a longer first word, nothing counts."""
+    answers = [str(answer) for answer in row["answers"]]
+    text = response.lstrip()
+    begun = [each for each in answers if text.startswith(each) and not text[len(each) :][:1].isalnum()]
+    extracted = max(begun, key=len) if begun else (text.split() or [""])[0]
+    return ScorerOutput({"accuracy": float(bool(begun))}, extracted, " | ".join(answers))
+
+
 def _found(row: Mapping[str, Any], response: str) -> tuple[list[str], list[str]]:
     answers = [str(answer) for answer in row["answers"]]
     printed = _UNPRINTABLE.sub("\n", response.strip()).lower()
     return answers, [answer for answer in answers if answer.lower() in printed]
 
 
-for _function in (all_found, any_found, contains, first_word):
+for _function in (all_found, any_found, contains, first_word, starts_with):
     SCORERS.add(_function.__name__, Scorer(_function))

@@ -225,8 +225,10 @@ def _f1(answer: Counter[str], target: str) -> float:
 
 
 def _choices(row: Row) -> list[str]:
-    """Indices of the right choices under log-likelihood; empty for a row without choices."""
+    """Indices of the right choices under log-likelihood; empty for a row without choices, or with one."""
     gold = row["detail"].get("gold")
+    if len(row["detail"].get("logprobs", ())) == 1:
+        return []
     return [] if gold is None else [str(each) for each in (gold if isinstance(gold, list) else [gold])]
 
 

@@ -228,3 +228,13 @@ def test_the_rule_is_applied_to_the_named_checkpoint(run: Path) -> None:
         ConfigError, match=r"no run has a checkpoint 'abel' .--teacher, .*; did you mean 'able'"
     ):
         admit(run, "abel", AdmissionRule())
+
+
+def test_a_single_choice_is_no_constant_answer() -> None:
+    scored = rows("loglikelihood", right(0.4), [0] * 1000, chance=0)
+    for row in scored:
+        row["detail"]["logprobs"] = [-1.0]
+    written = rows("generation", right(0.4), [f"word{number}" for number in range(1000)], chance=0)
+    found = decide("b", "B", {"loglikelihood": scored, "generation": written}, METRICS, AdmissionRule())
+    assert found.is_admitted
+    assert [each.constant for each in found.protocols] == [0.001, 0.001]
