@@ -85,14 +85,16 @@ def documents(
         found = with_ids(((row, None) for row in rows), context)
         if benchmark.completion is None:
             return found
-        examples = generate(
-            benchmark,
-            benchmark.completion.set_aside,
-            seed=int(content_hash(["examples", benchmark.completion.seed], 8), 16),
-            context=context,
-            count_tokens=count_tokens,
-            read_inputs=partial(_input_rows, benchmark, data_dir),
-        )
+        examples = []
+        if benchmark.completion.set_aside:
+            examples = generate(
+                benchmark,
+                benchmark.completion.set_aside,
+                seed=int(content_hash(["examples", benchmark.completion.seed], 8), 16),
+                context=context,
+                count_tokens=count_tokens,
+                read_inputs=partial(_input_rows, benchmark, data_dir),
+            )
         return _completed(benchmark, found, with_ids(((row, None) for row in examples), context))
     if context is not None:
         raise ConfigError(f"{benchmark.name}: has no context lengths (found {context})")

@@ -50,11 +50,21 @@ def starts_with(row: Mapping[str, Any], response: str) -> ScorerOutput:
     return ScorerOutput({"accuracy": float(bool(begun))}, extracted, " | ".join(answers))
 
 
+def needle(row: Mapping[str, Any], response: str) -> ScorerOutput:
+    """RULER's `string_match_all` as `accuracy`, and whether the response begins with the value as `first`."""
+    scored, first = all_found(row, response), starts_with(row, response)
+    return ScorerOutput(
+        {"accuracy": scored.values["accuracy"], "first": first.values["accuracy"]},
+        scored.extracted,
+        scored.target,
+    )
+
+
 def _found(row: Mapping[str, Any], response: str) -> tuple[list[str], list[str]]:
     answers = [str(answer) for answer in row["answers"]]
     printed = _UNPRINTABLE.sub("\n", response.strip()).lower()
     return answers, [answer for answer in answers if answer.lower() in printed]
 
 
-for _function in (all_found, any_found, contains, first_word, starts_with):
+for _function in (all_found, any_found, contains, first_word, needle, starts_with):
     SCORERS.add(_function.__name__, Scorer(_function))

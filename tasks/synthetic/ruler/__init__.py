@@ -25,6 +25,7 @@ _WITHOUT_INPUTS: dict[str, Draw] = {
 _QA_TASKS = ("qa_1", "qa_2")
 TOKENS_TO_GENERATE: dict[str, int] = {
     **dict.fromkeys(niah.TASKS, niah.TOKENS_TO_GENERATE),
+    **dict.fromkeys(niah.CHOICE_TASKS, niah.CHOICE_TOKENS_TO_GENERATE),
     "vt": variable_tracking.TOKENS_TO_GENERATE,
     "cwe": aggregation.COMMON_TOKENS_TO_GENERATE,
     "fwe": aggregation.FREQUENT_TOKENS_TO_GENERATE,
@@ -34,7 +35,7 @@ TOKENS_TO_GENERATE: dict[str, int] = {
 }
 """Task → tokens reserved for the answer."""
 _ANSWER_PREFIXES: dict[str, str] = {
-    **dict.fromkeys(niah.TASKS, " The special magic "),
+    **dict.fromkeys(niah.TASKS | niah.CHOICE_TASKS, " The special magic "),
     **dict.fromkeys(("vt", "cwe", "fwe", *_QA_TASKS), " Answer:"),
 }
 
@@ -105,7 +106,8 @@ def _draw_all(
                 yield row
         return
     essays = None
-    if task in niah.TASKS and niah.TASKS[task].haystack == "essay":
+    needles = (niah.TASKS | niah.CHOICE_TASKS).get(task)
+    if needles is not None and needles.haystack == "essay":
         essays = niah.Essays(_single_input(task, inputs))
     for index in range(count):
         if task in _WITHOUT_INPUTS:

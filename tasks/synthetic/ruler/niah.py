@@ -4,6 +4,10 @@ Template, needles, haystacks, depths and the 128 answer tokens are RULER's (`nia
 `synthetic.yaml` at github.com/NVIDIA/RULER). Differences: every document has its own seed; filler is added
 one unit at a time instead of 5 to 500; sentence ends are found by a regular expression instead of NLTK's
 punkt.
+
+Four further tasks (`CHOICE_TASKS`) state four numbers in an excerpt of essays, one of which is queried, and
+name numbers to compare it with: the others of the text, and others that are not in the text. Keys, excerpts
+and numbers of the tasks that end in `_heldout` are disjoint from those of the others.
 """
 
 import random
@@ -21,6 +25,7 @@ from evalsuite.tasks.synthetic.ruler.words import words
 
 TOKENS_TO_GENERATE = 128
 FILLER = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
+DISTRACTOR = "The number printed on the {thing} is: {value}."
 NEEDLE = "One of the special magic {values} for {key} is: {value}."
 SINGLE_TEMPLATE = (
     "A special magic {value} is hidden within the following text. Make sure to memorize it. I will quiz "
@@ -53,6 +58,10 @@ class Task:
     """Per key."""
     queries: int = 1
     """Number of queried keys."""
+    distractors: int = 0
+    """Sentences that state other values in other words than a needle."""
+    half: int | None = None
+    """Haystacks are excerpts of this half (0 or 1) of what RULER's haystacks do not reach of the essays."""
 
 
 TASKS = {
@@ -65,6 +74,18 @@ TASKS = {
     "niah_multivalue": Task(haystack="essay", values=4),
     "niah_multiquery": Task(haystack="essay", keys=4, queries=4),
 }
+CHOICE_TASKS = {
+    "needle_single": Task(haystack="essay", key="action", distractors=3, half=0),
+    "needle_single_heldout": Task(haystack="essay", key="action", distractors=3, half=1),
+    "needle_multikey": Task(haystack="essay", key="action", keys=4, half=0),
+    "needle_multikey_heldout": Task(haystack="essay", key="action", keys=4, half=1),
+}
+"""Tasks whose rows have values to choose from."""
+CHOICE_TOKENS_TO_GENERATE = 32
+NUM_OUTSIDE = 3
+"""Values of a choice that are not in the text."""
+UNUSED_FROM = 16_000
+"""Words of the essays before the halves: more than a haystack of RULER's tasks has at 16,384 tokens."""
 
 
 class Essays:
@@ -78,6 +99,27 @@ class Essays:
         self._words = " ".join(str(row.get("text", "")) for row in rows).split()
         if not self._words:
             raise DataError("the essays of RULER's haystack hold no text (column 'text')")
+
+    def excerpt(self, half: int, rng: random.Random) -> "Essays":
+        """The words of one half from a random sentence on, repeated from the start of the half.
+
+        Raises:
+            DataError: there are no words after those of RULER's haystacks.
+        """
+        unused = self._words[UNUSED_FROM:]
+        if len(unused) < 2:
+            raise DataError(
+                f"the essays hold {len(self._words):,} words; haystacks of these tasks begin after the first "
+                f"{UNUSED_FROM:,}"
+            )
+        middle = len(unused) // 2
+        words = unused[middle:] if half else unused[:middle]
+        start = rng.randrange(len(words))
+        while start and not (_SENTENCE_END.search(words[start - 1]) and _SENTENCE_START.match(words[start])):
+            start -= 1
+        found = Essays.__new__(Essays)
+        found._words = words[start:] + words[:start]
+        return found
 
     @cached_property
     def _ends(self) -> list[int]:
@@ -108,16 +150,34 @@ class Sampled:
     def __init__(self, task: Task, seed: str, essays: Essays | None) -> None:
         rng = random.Random(seed)
         self._task = task
+        if essays is not None and task.half is not None:
+            essays = essays.excerpt(task.half, random.Random(f"{seed} excerpt"))
         self._essays = essays
-        keys = _draw_distinct(rng, task.key, task.keys)
-        values = _draw_distinct(rng, task.value, task.keys * task.values)
+        keys = _draw_distinct(rng, task.key, task.keys, task.half)
+        number = task.keys * task.values
+        extra = task.distractors + (NUM_OUTSIDE if task.half is not None else 0)
+        values = _draw_distinct(rng, task.value, number + extra, task.half)
+        stated, outside = values[: number + task.distractors], values[number + task.distractors :]
         per_key = {key: values[at * task.values :][: task.values] for at, key in enumerate(keys)}
         self.needles = [self._needle(key, value) for key in keys for value in per_key[key]]
+        things = _draw_distinct(rng, "word", task.distractors)
+        self.needles += [
+            DISTRACTOR.format(thing=thing.replace("-", " "), value=value)
+            for thing, value in zip(things, values[number:], strict=False)
+        ]
         rng.shuffle(self.needles)
         queried = rng.sample(keys, task.queries)
         self.query = ", ".join(queried[:-1]) + ", and " + queried[-1] if len(queried) > 1 else queried[0]
         self.answers = [value for key in queried for value in per_key[key]]
+        self.choices: dict[str, Any] = (
+            {"inside": rng.sample(stated, len(stated)), "outside": [*self.answers, *outside], "keys": keys}
+            if task.half is not None
+            else {}
+        )
         self.depths = sorted(rng.sample(DEPTHS, len(self.needles)))
+        if task.half is not None:
+            queried_needle = self._needle(queried[0], self.answers[0])
+            self.choices["depth"] = self.depths[self.needles.index(queried_needle)]
         self._depth = rng.random()
         self._rng = random.Random(f"{seed} filler")
         self._lines: list[str] = []
@@ -168,28 +228,33 @@ def draw(
 
     Returns:
         A row {"prompt", "answers", "units"}, with "depths" in percent of the sentences for essays, and
-        otherwise "position", the number of lines before the needle.
+        otherwise "position", the number of lines before the needle. `CHOICE_TASKS` add the answer among
+        values "inside" and "outside" the text, all "keys", and the "depth" of the queried needle.
     """
-    drawn = Sampled(TASKS[task], seed, essays)
-    units = fit_to_length(
-        drawn.prompt, count_tokens, context - TOKENS_TO_GENERATE, min_units=1, max_units=None
-    )
+    drawn = Sampled((TASKS | CHOICE_TASKS)[task], seed, essays)
+    reserved = CHOICE_TOKENS_TO_GENERATE if task in CHOICE_TASKS else TOKENS_TO_GENERATE
+    units = fit_to_length(drawn.prompt, count_tokens, context - reserved, min_units=1, max_units=None)
     if units < 0:
         return {}
-    row = {"prompt": drawn.prompt(units), "answers": drawn.answers, "units": units}
+    row = {"prompt": drawn.prompt(units), "answers": drawn.answers, "units": units, **drawn.choices}
     return row | ({"depths": drawn.depths} if essays is not None else {"position": drawn.position(units)})
 
 
-def _draw_distinct(rng: random.Random, kind: str, number: int) -> list[str]:
+def _draw_distinct(rng: random.Random, kind: str, number: int, half: int | None = None) -> list[str]:
     found: dict[str, None] = {}
     while len(found) < number:
-        found[_draw_value(rng, kind)] = None
+        found[_draw_value(rng, kind, half)] = None
     return list(found)
 
 
-def _draw_value(rng: random.Random, kind: str) -> str:
+def _draw_value(rng: random.Random, kind: str, half: int | None = None) -> str:
+    """Draw a key or value. Those of two halves are disjoint: other nouns, and even or odd numbers."""
     if kind == "number":
-        return str(rng.randint(1_000_000, 9_999_999))
+        drawn = rng.randint(1_000_000, 9_999_999)
+        return str(drawn if half is None else drawn // 2 * 2 + half)
     if kind == "uuid":
         return str(uuid.UUID(int=rng.getrandbits(128), version=4))
+    if kind == "action":
+        assert half is not None
+        return f"{rng.choice(words('verb'))}-{rng.choice(words('noun')[half::2])}"
     return f"{rng.choice(words('adjective'))}-{rng.choice(words('noun'))}"

@@ -4,6 +4,8 @@ from typing import Any
 
 import pytest
 
+from evalsuite.tasks.synthetic.ruler.niah import CHOICE_TASKS
+
 Row = dict[str, Any]
 
 
@@ -40,4 +42,6 @@ def inputs() -> dict[str, list[list[Row]]]:
         for number in range(180)
     ]
     kinds = ("niah_single_2", "niah_single_3", "niah_multikey_1", "niah_multivalue", "niah_multiquery")
-    return {**{task: [essays] for task in kinds}, "qa_1": [squad], "qa_2": [hotpot]}
+    long = [{"text": " ".join(f"Word{number} follows here." for number in range(20_000))}]
+    choices = {task: [long] for task in CHOICE_TASKS}
+    return {**{task: [essays] for task in kinds}, **choices, "qa_1": [squad], "qa_2": [hotpot]}
