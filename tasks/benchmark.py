@@ -135,6 +135,23 @@ class Completion(Strict):
         return self
 
 
+class Prefix(SplitRef):
+    """Unrelated text before every prompt: an excerpt of whole sentences, drawn for each document.
+
+    It is counted in words, so that all checkpoints and both protocols read the same text. Documents keep
+    their ids, by which they are paired with those of the benchmark without a prefix.
+    """
+
+    column: str = "text"
+    """Column of the text."""
+    words: int = Field(ge=1)
+    """Longest excerpt; it ends with the last sentence that fits."""
+    seed: Seed = 0
+    """Decides, with a document's content, where its excerpt begins."""
+    separator: str = "\n\n"
+    """Between excerpt and prompt."""
+
+
 class LogLikelihood(Strict):
     """The log-likelihood protocol of a benchmark, through lm-eval."""
 
@@ -259,6 +276,8 @@ class Benchmark(Strict):
     """What the user must provide or allow besides the data; printed by `evalsuite show`."""
     completion: Completion | None = None
     """Few-shot completion prompts of both protocols; a row's own prompt and choices without it."""
+    prefix: Prefix | None = None
+    """Unrelated text before every prompt."""
     assets: tuple[Literal["punkt_tab"], ...] = ()
     """Files that the metric reads besides the rows; see `evalsuite.tasks.sources.assets`."""
     loglikelihood: LogLikelihood | None = None
@@ -376,21 +395,22 @@ def _read(path: Path) -> Benchmark:
 
 
 def _load(path: Path) -> Benchmark:
+    return parse(_with_included(path, ()), Benchmark, str(path))
+
+
+def _with_included(path: Path, above: tuple[str, ...]) -> dict[str, Any]:
     """Read a file; the keys of a built-in benchmark that it includes hold where it has none of its own."""
     values = read_yaml(path)
-    return parse(_included(values, path) | values if "include" in values else values, Benchmark, str(path))
-
-
-def _included(values: dict[str, Any], path: Path) -> dict[str, Any]:
+    if "include" not in values:
+        return values
     name = str(values.pop("include"))
     file = FOLDER / f"{name}.yaml"
     if "/" in name or not file.is_file():
         known = [each.stem for each in FOLDER.glob("*.yaml")]
         raise ConfigError(f"{path}: 'include' = {name!r}: no built-in benchmark{nearest(name, known)}")
-    found = read_yaml(file)
-    if "include" in found:
-        raise ConfigError(f"{path}: 'include' = {name!r}: it includes another benchmark; include that one")
-    return found
+    if name in above:
+        raise ConfigError(f"{path}: 'include' = {name!r}: it includes itself ({' → '.join((*above, name))})")
+    return _with_included(file, (*above, name)) | values
 
 
 BENCHMARKS = _Benchmarks("benchmark", group="evalsuite.benchmarks", validate=_as_benchmark)

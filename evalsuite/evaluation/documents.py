@@ -24,7 +24,13 @@ from evalsuite.protocols.prompt_text import chat_text
 from evalsuite.tasks.benchmark import Benchmark
 from evalsuite.tasks.generator import generator_of
 from evalsuite.tasks.sources.assets import ensure_asset
-from evalsuite.tasks.sources.documents import Document, all_documents, documents, limit_documents
+from evalsuite.tasks.sources.documents import (
+    Document,
+    all_documents,
+    documents,
+    limit_documents,
+    with_prefixes,
+)
 from evalsuite.tasks.sources.freeze import FrozenFile, freeze_generated
 from evalsuite.tasks.suite import Entry
 
@@ -195,9 +201,9 @@ def _read(task: _LoadTask) -> _Loaded:
     groups = all_documents(task.benchmark, data_dir=task.data_dir)
     available, published = sum(map(len, groups)), task.benchmark.expected_documents
     partial = (available, published) if published is not None and available < published else None
-    return limit_documents(
-        groups, task.entry.limit, task.resolved.suite.seed, task.entry.sampler or "seeded"
-    ), partial
+    sampler = task.entry.sampler or "seeded"
+    found = limit_documents(groups, task.entry.limit, task.resolved.suite.seed, sampler)
+    return with_prefixes(task.benchmark, found, task.data_dir), partial
 
 
 def _generate(task: _LoadTask) -> _Loaded:

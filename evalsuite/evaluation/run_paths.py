@@ -169,7 +169,8 @@ def documents_path(run: Path, benchmark: str) -> Path:
 
 def write_documents(path: Path, documents: Iterable[Any]) -> None:
     """Write documents (`evalsuite.tasks.sources.documents.Document`) to a file, atomically."""
-    _write_lines(path, (asdict(document) for document in documents))
+    rows = (asdict(document) for document in documents)
+    _write_lines(path, ({k: v for k, v in row.items() if k != "prefix" or v} for row in rows))
 
 
 def read_documents(run: Path, benchmark: str) -> list[Any]:

@@ -210,7 +210,7 @@ class GenerationBenchmark:
                 return chat_text(self._benchmark, [*messages[:-1], (messages[-1][0], text)], tokenizer)
             return prompt_text([*messages[:-1], (messages[-1][0], text)], prompt, None)
 
-        text = messages[-1][1]
+        text = self._documents[number].prefix + messages[-1][1]
         if self._spec.truncate is not None and encoder is not None and max_length is not None:
             # The benchmark's own limit, not a suite's: the prompt is then the same in every suite.
             room = max_length - self._spec.sampling.max_new_tokens

@@ -119,7 +119,11 @@ class LogLikelihoodBenchmark:
         )
         built = task.construct_requests(doc=doc, ctx=context, metadata=(task.config.task, number, 1))
         instances = built if isinstance(built, list) else [built]
-        return [("", *each.args) if len(each.args) == 1 else each.args for each in instances]
+        pairs = [("", *each.args) if len(each.args) == 1 else each.args for each in instances]
+        prefix = self._documents[number].prefix
+        if prefix and task.OUTPUT_TYPE == "loglikelihood_rolling":
+            raise ConfigError(f"{self._benchmark.name}: 'prefix' needs prompts; its whole text is scored")
+        return [(prefix + context, continuation) for context, continuation in pairs]
 
     def request_sets(self, encoder: Encoder, max_length: int) -> list[RequestSet]:
         """Build the requests of every document for one tokenizer.

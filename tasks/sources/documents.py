@@ -18,6 +18,7 @@ from evalsuite.tasks.samplers import SAMPLERS
 from evalsuite.tasks.sources.completion import Completer
 from evalsuite.tasks.sources.data import DataSource, open_source
 from evalsuite.tasks.sources.generated_cache import read_generated
+from evalsuite.tasks.sources.prefix import excerpts
 from evalsuite.tasks.sources.transforms import TRANSFORMS
 
 
@@ -27,7 +28,7 @@ class Document:
 
     `doc_id`: 16 hex digits over the row, its subject and the number of equal rows before it. `context`: the
     nominal prompt length in tokens, for benchmarks with context lengths. `cluster`: 12 hex digits, equal for
-    the documents of one cluster; None where documents are independent.
+    the documents of one cluster; None where documents are independent. `prefix`: text before its prompts.
     """
 
     doc_id: str
@@ -35,6 +36,7 @@ class Document:
     context: int | None = None
     subject: str | None = None
     cluster: str | None = None
+    prefix: str = field(default="", repr=False)
 
 
 def documents(
@@ -84,7 +86,7 @@ def documents(
             )
         found = with_ids(((row, None) for row in rows), context)
         if benchmark.completion is None:
-            return found
+            return with_prefixes(benchmark, found, data_dir)
         examples = []
         if benchmark.completion.set_aside:
             examples = generate(
@@ -95,14 +97,24 @@ def documents(
                 count_tokens=count_tokens,
                 read_inputs=partial(_input_rows, benchmark, data_dir),
             )
-        return _completed(benchmark, found, with_ids(((row, None) for row in examples), context))
+        found = _completed(benchmark, found, with_ids(((row, None) for row in examples), context))
+        return with_prefixes(benchmark, found, data_dir)
     if context is not None:
         raise ConfigError(f"{benchmark.name}: has no context lengths (found {context})")
-    return limit_documents(all_documents(benchmark, data_dir=data_dir), limit, seed)
+    found = limit_documents(all_documents(benchmark, data_dir=data_dir), limit, seed)
+    return with_prefixes(benchmark, found, data_dir)
+
+
+def with_prefixes(benchmark: Benchmark, found: list[Document], data_dir: Path | str | None) -> list[Document]:
+    """Return documents with the text that the benchmark puts before their prompts. Raises DataError."""
+    if benchmark.prefix is None:
+        return found
+    texts = excerpts(benchmark.prefix, [each.doc_id for each in found], open_source(data_dir))
+    return [replace(document, prefix=text) for document, text in zip(found, texts, strict=True)]
 
 
 def all_documents(benchmark: Benchmark, *, data_dir: Path | str | None = None) -> list[list[Document]]:
-    """Return every document that the sources have, one list per source of the benchmark.
+    """Return every document that the sources have, one list per source of the benchmark, without prefixes.
 
     Raises:
         DataError: missing, damaged or empty data.

@@ -14,7 +14,7 @@ import random
 import re
 import uuid
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -88,6 +88,16 @@ UNUSED_FROM = 16_000
 """Words of the essays before the halves: more than a haystack of RULER's tasks has at 16,384 tokens."""
 
 
+def sentence_ends(words: Sequence[str]) -> list[int]:
+    """Number of words up to the end of each sentence, where the first word follows the last one."""
+    after = [*words[1:], words[0]]
+    return [
+        number
+        for number, (word, following) in enumerate(zip(words, after, strict=True), 1)
+        if _SENTENCE_END.search(word) and _SENTENCE_START.match(following)
+    ]
+
+
 class Essays:
     """Words and sentence ends of the essays, repeated from the start when they run out.
 
@@ -124,12 +134,7 @@ class Essays:
     @cached_property
     def _ends(self) -> list[int]:
         """Number of words up to the end of each sentence."""
-        after = [*self._words[1:], self._words[0]]
-        return [
-            number
-            for number, (word, following) in enumerate(zip(self._words, after, strict=True), 1)
-            if _SENTENCE_END.search(word) and _SENTENCE_START.match(following)
-        ]
+        return sentence_ends(self._words)
 
     def words(self, number: int) -> list[str]:
         """The first `number` words."""
