@@ -273,7 +273,7 @@ class CompareConfig(_Selected):
 
 @dataclass(frozen=True, kw_only=True)
 class GateConfig(_Selected):
-    """Configuration of one gate: finished runs and a policy, or the two most common rules without a file.
+    """Configuration of one gate: finished runs and a policy, or the most common rules without a file.
 
     Raises:
         ConfigError: neither or both of policy and rules are given.
@@ -293,6 +293,9 @@ class GateConfig(_Selected):
     """Maximum KL(teacher ‖ student) at the right answers, in nats per token, e.g. 0.3."""
     max_gap: float | None = None
     """Maximum gap between the protocols, in points, e.g. 5."""
+    bounds: Mapping[str, float | None] = field(default_factory=dict)
+    """Thresholds of measures of other packages, by the name of their option, e.g. `{"min_lead": 10}`; on the
+    command line, these options."""
     benchmarks: Sequence[str] = field(default=(), metadata={"flag": "--benchmark"})
     """Only these benchmarks; the verdict names the others. Empty: as the policy states, else all."""
     over: Literal["documents", "runs"] | None = None
@@ -317,7 +320,7 @@ class GateConfig(_Selected):
     @property
     def _bounds(self) -> dict[str, float | None]:
         names = ("min_recovery", "min_agreement", "min_retained", "max_kl", "max_gap")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in names} | dict(self.bounds)
 
     def load_policy(self) -> "Policy":
         """Return the policy. Raises ConfigError for an invalid file or rule."""

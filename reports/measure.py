@@ -5,13 +5,13 @@
 registers one of evalsuite; another package names a `Measure` as an entry point of `evalsuite.measures`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from evalsuite.foundation.registry import Registry
 from evalsuite.reports.report import Report
-from evalsuite.reports.rule_metric import RuleMetric
+from evalsuite.reports.rules.metric import RuleMetric
 from evalsuite.reports.table import Column, Table
 
 
@@ -44,13 +44,11 @@ def _is_measure(item: Measure) -> Measure:
 MEASURES: Registry[Measure] = Registry("measure", group="evalsuite.measures", validate=_is_measure)
 
 
-def usable() -> list[str]:
+def usable() -> Iterator[str]:
     """Names of the measures that can be used, in order of registration."""
-    return [
-        name
-        for name in MEASURES.names()
-        if MEASURES.origin(name) == "evalsuite" or MEASURES.problem(name) is None
-    ]
+    for name in MEASURES.names():
+        if MEASURES.origin(name) == "evalsuite" or MEASURES.problem(name) is None:
+            yield name
 
 
 def problems() -> list[str]:

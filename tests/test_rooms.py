@@ -36,6 +36,7 @@ FOLDERS = {
         "statistics",
         "analysis",
         "measures",
+        "rules",
         "figures",
         "page",
         "exports",

@@ -3,6 +3,7 @@
 import argparse
 
 from evalsuite.cli.entry import build_parser
+from evalsuite.cli.parser import Parser
 
 
 def reference() -> str:
@@ -13,7 +14,7 @@ def reference() -> str:
     )
 
 
-def parsers(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
+def parsers(parser: Parser) -> list[Parser]:
     """Return a parser and those of its commands, depth first."""
     inner = [
         each
@@ -22,7 +23,7 @@ def parsers(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
         for command in action.choices.values()
         for each in parsers(command)
     ]
-    return [parser, *inner]
+    return [parser.completed(), *inner]
 
 
 def section(parser: argparse.ArgumentParser, heading: str) -> str:

@@ -17,7 +17,6 @@ from evalsuite.models.engines import ENGINES
 from evalsuite.models.mixers import MIXERS
 from evalsuite.protocols.scorers import SCORERS, Scorer
 from evalsuite.reports.exports.formats import EXPORTERS
-from evalsuite.reports.gate.metrics import RULE_METRICS
 from evalsuite.reports.imports import IMPORTERS
 from evalsuite.reports.measure import MEASURES
 from evalsuite.reports.measures.leaderboard import COLUMNS
@@ -96,7 +95,8 @@ def rule_metrics() -> str:
     rows = [
         f"| `{name}` | `{each.bound}` | {each.unit} | "
         f"{f'`--{each.bound}-{name}`' if each.has_option else '–'} | {each.hint} |"
-        for name, each in RULE_METRICS.items()
+        for measure in registries.own(MEASURES)
+        for name, each in MEASURES[measure].metrics.items()
     ]
     return "\n".join(("| metric | bound | unit | option | quantity |", "|---|---|---|---|---|", *rows))
 

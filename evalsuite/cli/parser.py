@@ -3,6 +3,7 @@
 import argparse
 import re
 import sys
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from evalsuite.foundation import ConfigError, nearest
@@ -11,6 +12,20 @@ from evalsuite.foundation.terminal import printable
 
 class Parser(argparse.ArgumentParser):
     """Exits with 64 on usage errors: argparse's own 2 is the gate's verdict 'inconclusive'."""
+
+    complete: Callable[[], None] | None = None
+    """Adds options that take long to know; called once, when the parser is used."""
+
+    def completed(self) -> "Parser":
+        """Return the parser with all of its options."""
+        if self.complete is not None:
+            complete, self.complete = self.complete, None
+            complete()
+        return self
+
+    def parse_known_args(self, *arguments: Any, **named: Any) -> Any:
+        """Parse, as argparse does, with all options."""
+        return super(Parser, self.completed()).parse_known_args(*arguments, **named)
 
     def error(self, message: str) -> NoReturn:
         """Print the usage, the message and the nearest known option or command; exit with 64."""
@@ -32,7 +47,7 @@ class Parser(argparse.ArgumentParser):
 
     def _options(self) -> set[str]:
         """Return the options of this parser and of its commands."""
-        options = {name for action in self._actions for name in action.option_strings}
+        options = {name for action in self.completed()._actions for name in action.option_strings}
         return options.union(*(verb._options() for _, verb in self._commands()))
 
     def _commands_with(self, option: str) -> list[str]:
@@ -44,9 +59,7 @@ class Parser(argparse.ArgumentParser):
         return [item for choices in found for item in choices.items()]
 
 
-def command(
-    commands: "argparse._SubParsersAction[Parser]", name: str, *, help: str, example: str
-) -> argparse.ArgumentParser:
+def command(commands: "argparse._SubParsersAction[Parser]", name: str, *, help: str, example: str) -> Parser:
     """Add a command whose --help ends with an example that can be pasted."""
     return commands.add_parser(
         name,

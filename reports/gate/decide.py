@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from evalsuite.reports.gate.measurement import ONE_RUN, Measurement
+from evalsuite.reports.rules.measurement import ONE_RUN, Measurement
 from evalsuite.reports.statistics.hypothesis_tests import documents_to_decide, holm
 from evalsuite.reports.statistics.intervals import normal_quantile
 

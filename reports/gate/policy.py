@@ -1,6 +1,5 @@
 """The policy of a gate: its rules, read strictly from YAML or from command-line options."""
 
-import re
 from pathlib import Path
 from typing import Any, Literal
 
@@ -9,83 +8,20 @@ from pydantic import Field, field_validator, model_validator
 from evalsuite.foundation import ConfigError, nearest
 from evalsuite.foundation.strict import Strict, parse
 from evalsuite.foundation.strict_yaml import read_yaml
-from evalsuite.foundation.taxonomy import Category, Protocol
-from evalsuite.reports.gate.metrics import RULE_METRICS, find, option_names, rule_metrics, unknown
+from evalsuite.reports.measure import problems
+from evalsuite.reports.measures import rule_metric, rule_metrics
 from evalsuite.reports.records.run_selection import ErrorRule, RunSelection, UnreadRule
-from evalsuite.reports.rule_metric import RuleMetric
-
-_TEXT = re.compile(
-    r"(?P<metric>[a-z_]+)(?:@(?P<context>[0-9]+)(?P<thousands>k?))?\s*(?P<sign>>=|<=)\s*"
-    r"(?P<value>-?[0-9]+(?:\.[0-9]+)?)"
-)
-"""A rule as text: metric, context if it needs one, sign and threshold."""
+from evalsuite.reports.rules.metric import RuleMetric
+from evalsuite.reports.rules.rule import Over, Rule
 
 
-Over = Literal["documents", "runs"]
-"""What a verdict holds for: this checkpoint on other documents, or its recipe trained again as well."""
-
-
-class Rule(Strict):
-    """One requirement of a policy."""
-
-    metric: str
-    """One of the metrics above."""
-    min: float | None = None
-    """Lower bound, a fraction: 0.95 for 95 %."""
-    max: float | None = None
-    """Upper bound, in points (for `kl` in nats)."""
-    name: str | None = None
-    """Text that identifies the rule; default: made from the other keys."""
-    protocol: Protocol | None = None
-    """None: every protocol of the run, one result each. A gap takes none."""
-    benchmark: str | None = None
-    """Only this benchmark."""
-    category: Category | None = None
-    """Only benchmarks of this category."""
-    scope: Literal["all", "informative"] | None = None
-    """`informative`: only benchmarks on which the teacher is above chance and, under generation, names an
-    answer, as in the headline of the page; the default of recovery and drop. `all`: every benchmark."""
-    context: int | None = Field(default=None, ge=1)
-    """With a benchmark that has contexts: the stated length in tokens."""
-    baseline: str | None = None
-    """For regression: a stored run folder, relative to the folder of the policy."""
-    baseline_checkpoint: str | None = None
-    """Its name in the baseline; default: the checkpoint of the same weights, else of the same label."""
-    over: Over | None = None
-    """`documents`: decide on the checkpoint itself. `runs`: on its recipe, the mean of all training runs that
-    differ only by seed, with the spread between them. Default: that of the policy."""
-    checkpoints: tuple[str, ...] = ()
-    """Names (labels, weights_ids, paths); default: those of the policy."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_text(cls, value: Any) -> Any:
-        """Read a rule that is written as text: `decode_ratio@32k >= 1.5`."""
-        if not isinstance(value, str):
-            return value
-        found = _TEXT.fullmatch(value.strip())
-        if found is None:
-            raise ValueError(f"'{value}' is no rule, such as 'recovery >= 0.9' or 'ttft_ms@8k <= 200'")
-        rule: dict[str, Any] = {
-            "metric": found["metric"],
-            "min" if found["sign"] == ">=" else "max": float(found["value"]),
-        }
-        if found["context"]:
-            rule["context"] = int(found["context"]) * (1024 if found["thousands"] else 1)
-        return rule
-
-    @field_validator("min", "max", "context", mode="before")
-    @classmethod
-    def _is_no_truth_value(cls, value: Any) -> Any:
-        """`min: yes` is true in YAML, and true would be 1."""
-        if isinstance(value, bool):
-            raise ValueError("expected a number")
-        return value
+class PolicyRule(Rule):
+    """One requirement of a policy, whose metric is known."""
 
     @model_validator(mode="after")
-    def _is_consistent(self) -> "Rule":
-        if find(self.metric) is None:
-            raise ValueError(f"'metric' = '{self.metric}': {unknown(self.metric)}")
+    def _is_consistent(self) -> "PolicyRule":
+        if rule_metric(self.metric) is None:
+            raise ValueError(f"'metric' = '{self.metric}': {_unknown(self.metric)}")
         kind = self.kind
         wanted, other = (kind.bound, "max" if kind.bound == "min" else "min")
         threshold = getattr(self, wanted)
@@ -122,7 +58,7 @@ class Rule(Strict):
     @property
     def kind(self) -> RuleMetric:
         """What the rule measures."""
-        kind = find(self.metric)
+        kind = rule_metric(self.metric)
         assert kind is not None
         return kind
 
@@ -170,7 +106,7 @@ class Policy(Strict):
     unread_contexts: UnreadRule = "ignore"
     """Contexts beyond what a checkpoint reads: `ignore` leaves them out of its rules; `missing` counts them
     as not measured."""
-    rules: tuple[Rule, ...] = Field(min_length=1)
+    rules: tuple[PolicyRule, ...] = Field(min_length=1)
     """At least one rule."""
 
     @field_validator("confidence", "min_coverage", "max_excluded", "run_spread", mode="before")
@@ -217,8 +153,8 @@ def load_policy(path: Path) -> Policy:
     value = read_yaml(path)
     for number, rule in enumerate(value.get("rules") or []):
         metric = rule.get("metric") if isinstance(rule, dict) else None
-        if isinstance(metric, str) and find(metric) is None:
-            raise ConfigError(f"{path}: 'rules.{number}.metric' = '{metric}': {unknown(metric)}")
+        if isinstance(metric, str) and rule_metric(metric) is None:
+            raise ConfigError(f"{path}: 'rules.{number}.metric' = '{metric}': {_unknown(metric)}")
     policy = parse(value, Policy, str(path))
     rules = tuple(
         rule.model_copy(update={"baseline": str((path.parent / rule.baseline).resolve())})
@@ -229,27 +165,36 @@ def load_policy(path: Path) -> Policy:
     return policy.model_copy(update={"rules": rules})
 
 
+def options() -> dict[str, tuple[str, RuleMetric]]:
+    """Option of the command line → name and metric of its rule, such as `min_recovery` → `recovery`."""
+    return {
+        f"{metric.bound}_{name}": (name, metric)
+        for name, metric in rule_metrics().items()
+        if metric.has_option
+    }
+
+
 def policy_from_options(**bounds: float | None) -> Policy:
     """Build the policy of the command line's options, such as `min_recovery=0.9` and `max_gap=5`.
 
     Args:
-        bounds: thresholds by option, see `option_names`; None for options that are not given. Rules apply
+        bounds: thresholds by option, see `options`; None for options that are not given. Rules apply
             under every protocol.
 
     Raises:
         ConfigError: none is given, an unknown one, or a value that is NaN or a percentage instead of a
             fraction.
     """
-    known = option_names()
+    known = options()
     rules = []
     for option, threshold in bounds.items():
         if option not in known:
             raise ConfigError(f"unknown option '{option}' of a gate{nearest(option, known)}")
         if threshold is not None:
-            metric = known[option]
-            if why := RULE_METRICS[metric].check(threshold):
+            name, metric = known[option]
+            if why := metric.check(threshold):
                 raise ConfigError(f"{_flag(option)} {threshold:g}: must be {why}")
-            rules.append({"metric": metric, RULE_METRICS[metric].bound: threshold})
+            rules.append({"metric": name, metric.bound: threshold})
     flags = [_flag(option) for option in known]
     if not rules:
         raise ConfigError(f"a gate needs {', '.join(flags)} or a policy")
@@ -258,3 +203,8 @@ def policy_from_options(**bounds: float | None) -> Policy:
 
 def _flag(option: str) -> str:
     return f"--{option.replace('_', '-')}"
+
+
+def _unknown(name: str) -> str:
+    """Message about a name that no metric has, with the measures that cannot be used."""
+    return "; ".join([f"unknown metric{nearest(name, rule_metrics())}", *problems()])

@@ -7,15 +7,14 @@ from pathlib import Path
 
 from evalsuite.reports.analysis.result_tensor import ResultTensor, load_result_tensor
 from evalsuite.reports.gate.decide import INCONCLUSIVE, PASS, REGRESSION, UNMEASURED, Decision, decide
-from evalsuite.reports.gate.evidence import Evidence
-from evalsuite.reports.gate.measurement import Measurement, NotMeasured
-from evalsuite.reports.gate.measures import measure
 from evalsuite.reports.gate.outputs import markdown, write_verdict
-from evalsuite.reports.gate.policy import Policy, Rule
+from evalsuite.reports.gate.policy import Policy, PolicyRule
 from evalsuite.reports.gate.selection import measured_benchmarks, only_benchmarks, too_many_excluded
 from evalsuite.reports.gate.verdict import COSTS, EXIT, ONLY_LOGLIKELIHOOD, RuleResult, Verdict
 from evalsuite.reports.records.names import find
 from evalsuite.reports.records.run_selection import RunSelection
+from evalsuite.reports.rules.evidence import Evidence
+from evalsuite.reports.rules.measurement import Measurement, NotMeasured
 
 
 def run_gate(
@@ -64,7 +63,7 @@ def apply_policy(tensor: ResultTensor, policy: Policy) -> Verdict:
         ConfigError: the policy names a checkpoint or a benchmark that no run has, or several have.
     """
     tensor = only_benchmarks(tensor, policy.benchmarks)
-    evidence = Evidence(tensor, policy)
+    evidence = Evidence(tensor, over=policy.over, run_spread=policy.run_spread)
     tasks = [
         (rule, protocol, checkpoint)
         for rule in policy.rules
@@ -72,9 +71,9 @@ def apply_policy(tensor: ResultTensor, policy: Policy) -> Verdict:
         if checkpoint < len(tensor.checkpoints)
         for protocol in _protocols(tensor, rule)
     ]
-    found = [too_many_excluded(evidence, *task) or measure(evidence, *task) for task in tasks]
+    found = [_measured(evidence, policy, *task) for task in tasks]
     # The runs of one recipe share a measurement, which is one test.
-    tests: dict[object, tuple[Rule, Measurement]] = {}
+    tests: dict[object, tuple[PolicyRule, Measurement]] = {}
     keys = [
         (id(rule), protocol, getattr(each, "runs", ()) or checkpoint)
         for (rule, protocol, checkpoint), each in zip(tasks, found, strict=True)
@@ -117,7 +116,14 @@ def apply_policy(tensor: ResultTensor, policy: Policy) -> Verdict:
     return _verdict(results, policy, warnings)
 
 
-def _selected(tensor: ResultTensor, rule: Rule, policy: Policy) -> list[int]:
+def _measured(
+    evidence: Evidence, policy: Policy, rule: PolicyRule, protocol: str | None, checkpoint: int
+) -> Measurement | NotMeasured:
+    excluded = too_many_excluded(evidence, rule, protocol, checkpoint, policy.max_excluded)
+    return excluded or rule.kind.measure(evidence, rule, protocol, checkpoint)
+
+
+def _selected(tensor: ResultTensor, rule: PolicyRule, policy: Policy) -> list[int]:
     """Indices of what a rule applies to: its own checkpoints, those of the policy, or every student.
 
     Diverged students follow the checkpoints of the tensor. Selected checkpoints (`--checkpoint`) replace
@@ -135,7 +141,7 @@ def _selected(tensor: ResultTensor, rule: Rule, policy: Policy) -> list[int]:
     return [i for i in range(len(known)) if i not in teachers]
 
 
-def _protocols(tensor: ResultTensor, rule: Rule) -> list[str | None]:
+def _protocols(tensor: ResultTensor, rule: PolicyRule) -> list[str | None]:
     """Protocols under which a rule is evaluated; [None] for a metric of both or none."""
     if rule.kind.protocols != "each":
         return [None]
@@ -151,7 +157,7 @@ def _protocols(tensor: ResultTensor, rule: Rule) -> list[str | None]:
     return list(dict.fromkeys(planned)) or ["loglikelihood"]
 
 
-def _name(rule: Rule, protocol: str | None) -> str:
+def _name(rule: PolicyRule, protocol: str | None) -> str:
     if rule.name:
         return rule.name if protocol is None or rule.protocol else f"{rule.name}, {protocol}"
     what = rule.benchmark or rule.category or "average"
@@ -167,7 +173,7 @@ def _name(rule: Rule, protocol: str | None) -> str:
 
 def _result(
     tensor: ResultTensor,
-    task: tuple[Rule, str | None, int],
+    task: tuple[PolicyRule, str | None, int],
     found: Measurement | NotMeasured,
     decision: Decision | None,
 ) -> RuleResult:
@@ -197,7 +203,7 @@ def _result(
     )
 
 
-def _unmeasured(rule: Rule, protocol: str | None, checkpoint: str, why: str) -> RuleResult:
+def _unmeasured(rule: PolicyRule, protocol: str | None, checkpoint: str, why: str) -> RuleResult:
     return RuleResult(
         name=_name(rule, protocol),
         checkpoint=checkpoint,

@@ -7,9 +7,9 @@ from evalsuite.foundation import ConfigError, nearest
 from evalsuite.reports import formatting
 from evalsuite.reports.analysis.result_tensor import ResultTensor
 from evalsuite.reports.analysis.scopes import weights_of
-from evalsuite.reports.gate.evidence import Evidence, matches
-from evalsuite.reports.gate.measurement import NotMeasured
-from evalsuite.reports.gate.policy import Rule
+from evalsuite.reports.gate.policy import PolicyRule
+from evalsuite.reports.rules.evidence import Evidence, matches
+from evalsuite.reports.rules.measurement import NotMeasured
 
 
 def only_benchmarks(tensor: ResultTensor, names: Sequence[str]) -> ResultTensor:
@@ -47,10 +47,10 @@ def measured_benchmarks(tensor: ResultTensor) -> list[str]:
 
 
 def too_many_excluded(
-    evidence: Evidence, rule: Rule, protocol: str | None, checkpoint: int
+    evidence: Evidence, rule: PolicyRule, protocol: str | None, checkpoint: int, limit: float
 ) -> NotMeasured | None:
-    """Why a rule is not measured if `errors: exclude` leaves out more documents than the policy admits."""
-    tensor, limit = evidence.tensor, evidence.policy.max_excluded
+    """Why a rule is not measured if `errors: exclude` leaves out more than `limit` of its documents."""
+    tensor = evidence.tensor
     if not tensor.selection.excludes_errors or rule.kind.protocols == "none":
         return None
     left_out = {} if protocol is None else evidence.left_out(rule, protocol, checkpoint)

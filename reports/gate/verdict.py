@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from evalsuite.reports import formatting
 from evalsuite.reports.gate.decide import INCONCLUSIVE, PASS, REGRESSION, UNMEASURED
-from evalsuite.reports.gate.measurement import KEPT, ONE_RUN
-from evalsuite.reports.rule_metric import Unit
+from evalsuite.reports.rules.measurement import KEPT, ONE_RUN
+from evalsuite.reports.rules.metric import Unit
 
 EXIT = {PASS: 0, REGRESSION: 1, INCONCLUSIVE: 2, UNMEASURED: 3}
 DIGITS: dict[Unit, int] = {"nats": 3, "ratio": 2}

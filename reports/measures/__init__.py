@@ -3,6 +3,7 @@
 Importing this package registers all of evalsuite's own.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 from json import dumps
 from typing import Any
@@ -13,6 +14,7 @@ from evalsuite.reports.measure import MEASURES, usable
 from evalsuite.reports.measure import problems as unusable
 from evalsuite.reports.measures.leaderboard import LEADERBOARD, leaderboard
 from evalsuite.reports.report import Report, resampled
+from evalsuite.reports.rules.metric import RuleMetric
 from evalsuite.reports.table import Table
 
 import_submodules(__name__, __path__)
@@ -70,6 +72,23 @@ def lists(report: Report) -> tuple[dict[str, list[Any]], list[str]]:
             except Exception as error:  # whatever a foreign measure raises
                 problems.append(_left_out(f"list '{name}'", origin, error))
     return found, problems
+
+
+def rule_metrics() -> dict[str, RuleMetric]:
+    """What rules of the gate can demand, by name: of the measures that can be used."""
+    found: dict[str, RuleMetric] = {}
+    for name, metric in _rule_metrics():
+        found.setdefault(name, metric)
+    return found
+
+
+def rule_metric(name: str) -> RuleMetric | None:
+    """The metric of a name; None if there is none. A package is imported only if evalsuite has no such."""
+    return next((metric for other, metric in _rule_metrics() if other == name), None)
+
+
+def _rule_metrics() -> Iterator[tuple[str, RuleMetric]]:
+    return (item for measure in usable() for item in MEASURES[measure].metrics.items())
 
 
 def _left_out(what: str, origin: str, error: Exception) -> str:

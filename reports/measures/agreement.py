@@ -7,13 +7,18 @@ import plotly.graph_objects as go
 
 from evalsuite.reports import formatting
 from evalsuite.reports.analysis.bootstrap_sample import Estimate
-from evalsuite.reports.analysis.measures.agreement import AgreementRow
+from evalsuite.reports.analysis.measures.agreement import WHY, AgreementPool, AgreementRow
+from evalsuite.reports.analysis.measures.flips import Measure as Flip
 from evalsuite.reports.analysis.measures.tolerance import ToleranceRow, tolerance_rows
 from evalsuite.reports.analysis.scopes import ALL, INFORMATIVE
 from evalsuite.reports.figures.figure import Figure, Values, figure, text
 from evalsuite.reports.figures.plots import FEW_MARKS, Axis, Curve, Mark, Point, curves, scatter
 from evalsuite.reports.measure import MEASURES, Measure
 from evalsuite.reports.report import Report, resampled
+from evalsuite.reports.rules.evidence import NO_TEACHER, Evidence, lost_documents, matches
+from evalsuite.reports.rules.measurement import Measurement, NotMeasured
+from evalsuite.reports.rules.metric import Measured, RuleMetric
+from evalsuite.reports.rules.rule import Rule
 from evalsuite.reports.table import Column, Table, label_column, teacher_column, weights_column
 
 
@@ -256,4 +261,51 @@ AGREEMENT: Table[AgreementRow] = Table(
     figures=_figures,
     shows_rows=False,
 )
-MEASURES.add("agreement", Measure(tables=(AGREEMENT,), json={"tolerances": tolerances}))
+
+
+def _flips_of(measure: Flip) -> Measured:
+    """Measure agreement with the teacher, or the share of its right answers that is retained."""
+
+    def measured(
+        evidence: Evidence, rule: Rule, protocol: str | None, checkpoint: int
+    ) -> Measurement | NotMeasured:
+        assert protocol is not None
+        teacher = evidence.tensor.checkpoints[checkpoint].teacher
+        if teacher is None:
+            return NO_TEACHER
+        found = evidence.sample(rule, protocol, [checkpoint, teacher])
+        if isinstance(found, NotMeasured):
+            return found
+        pool = evidence.of(AgreementPool, protocol, teacher)
+        left_out = evidence.left_out(rule, protocol, checkpoint)
+        chosen = [i for i, cell in enumerate(pool.cells) if matches(rule, cell, left_out)]
+        chosen = pool.cells_with(measure, [checkpoint], chosen)
+        data = pool.sample(measure, chosen)
+        if data is None:
+            return NotMeasured(WHY[measure])
+        contrast = pool.level(data, measure, checkpoint)
+        look_at = lost_documents([pool.cells[i] for i in chosen], checkpoint, teacher)
+        return Measurement(contrast, data.documents, look_at)
+
+    return measured
+
+
+_METRICS = {
+    "agreement": RuleMetric(
+        measure=_flips_of("agreement"),
+        bound="min",
+        unit="fraction",
+        hint="share of documents with the teacher's choice or extracted answer, e.g. 0.8",
+        has_option=True,
+        has_scope=True,
+    ),
+    "retained": RuleMetric(
+        measure=_flips_of("retained"),
+        bound="min",
+        unit="fraction",
+        hint="share of the teacher's right answers that stay right, e.g. 0.85",
+        has_option=True,
+        has_scope=True,
+    ),
+}
+MEASURES.add("agreement", Measure(tables=(AGREEMENT,), json={"tolerances": tolerances}, metrics=_METRICS))

@@ -4,10 +4,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
 from markupsafe import Markup
 
 from evalsuite.foundation.taxonomy import FAILURES, OUTCOME_MEANINGS, OUTCOMES, PROTOCOLS
 from evalsuite.reports import formatting
+from evalsuite.reports.analysis.gaps import GapPool
 from evalsuite.reports.analysis.rows import Agreement, GapRow
 from evalsuite.reports.analysis.scopes import ALL
 from evalsuite.reports.analysis.warnings import teachers_below_chance
@@ -18,6 +20,10 @@ from evalsuite.reports.figures.row_charts import Dumbbell, Share, axis_mark, dum
 from evalsuite.reports.measure import MEASURES, Measure
 from evalsuite.reports.measures.paper_tables import paper_gap_sentence
 from evalsuite.reports.report import Report
+from evalsuite.reports.rules.evidence import NO_TEACHER, SHOWN, Evidence, matches, missing
+from evalsuite.reports.rules.measurement import Measurement, NotMeasured
+from evalsuite.reports.rules.metric import RuleMetric
+from evalsuite.reports.rules.rule import Rule
 from evalsuite.reports.section import section
 from evalsuite.reports.table import CSV, Column, Table, Value, label_column, teacher_column, weights_column
 
@@ -358,4 +364,44 @@ GAP: Table[GapRow] = Table(
         ),
     ),
 )
-MEASURES.add("gap", Measure(tables=(GAP,)))
+
+
+def _measured(
+    evidence: Evidence, rule: Rule, protocol: str | None, checkpoint: int
+) -> Measurement | NotMeasured:
+    """Drop under generation − drop under log-likelihood, in points."""
+    pool, tensor = evidence.of(GapPool), evidence.tensor
+    teacher = tensor.checkpoints[checkpoint].teacher
+    if teacher is None:
+        return NO_TEACHER
+    needed = [checkpoint, teacher]
+    chosen = [i for i in pool.answered(needed) if matches(rule, pool.protocol_pairs[i].loglikelihood)]
+    there = {pool.protocol_pairs[i].loglikelihood.key for i in chosen}
+    there |= {pool.protocol_pairs[i].generation.key for i in chosen}
+    lacking = [missing(rule, tensor, name, needed, there, PROTOCOLS) for name in PROTOCOLS]
+    if any(lacking):
+        return NotMeasured("; ".join(filter(None, lacking)))
+    if not chosen:
+        what = rule.benchmark or rule.category or "nothing"
+        return NotMeasured(f"{what}: not evaluated under both protocols on the same documents")
+    data = pool.of(chosen)
+    look_at = []
+    for i in chosen:
+        pair = pool.protocol_pairs[i]
+        loglikelihood, generation = pair.scores(checkpoint)
+        for position in np.flatnonzero((loglikelihood >= 0.5) & (generation < 0.5)):
+            document = pair.loglikelihood.documents[pair.in_loglikelihood[position]]
+            look_at.append(f"{pair.loglikelihood.benchmark.name}/{document}")
+    gap = data.contrast(pool.gap(checkpoint, teacher)).scaled(100)
+    return Measurement(gap, data.documents, tuple(look_at[:SHOWN]))
+
+
+_METRIC = RuleMetric(
+    measure=_measured,
+    bound="max",
+    unit="points",
+    hint="gap between the protocols, in points, e.g. 5",
+    has_option=True,
+    protocols="both",
+)
+MEASURES.add("gap", Measure(tables=(GAP,), metrics={"gap": _METRIC}))

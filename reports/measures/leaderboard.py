@@ -7,15 +7,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from evalsuite.reports.analysis.measures.agreement import AgreementRow
-from evalsuite.reports.analysis.measures.distances import DistanceRow
-from evalsuite.reports.analysis.measures.efficiency import Quantity, typical_ratio
 from evalsuite.reports.analysis.measures.tolerance import ToleranceRow
 from evalsuite.reports.analysis.rows import AverageRow, GapRow
 from evalsuite.reports.analysis.scopes import ALL, INFORMATIVE
 from evalsuite.reports.measure import MEASURES, Measure, usable
 from evalsuite.reports.measures.agreement import tolerance_of
 from evalsuite.reports.measures.distances import distance_of
+from evalsuite.reports.measures.distances.rows import DistanceRow
 from evalsuite.reports.measures.efficiency import efficiency
+from evalsuite.reports.measures.efficiency.ratios import Quantity, typical_ratio
+from evalsuite.reports.measures.recovery import METRICS
 from evalsuite.reports.report import Report
 from evalsuite.reports.table import (
     CSV,
@@ -408,4 +409,4 @@ def columns_of(report: Report, output: Output) -> dict[str, Column[Entry]]:
     return {column.name: column for column in report.of(leaderboard)[0].columns_of(output)}
 
 
-MEASURES.add("leaderboard", Measure(tables=(LEADERBOARD,)))
+MEASURES.add("leaderboard", Measure(tables=(LEADERBOARD,), metrics=METRICS))

@@ -9,10 +9,10 @@ from evalsuite.foundation.taxonomy import OUTCOMES
 from evalsuite.reports.analysis.measures.agreement import AgreementRow
 from evalsuite.reports.analysis.measures.flips import MEASURES as FLIPS
 from evalsuite.reports.analysis.measures.informative import InformativeRow
-from evalsuite.reports.analysis.measures.letters import LetterRow, letter_rows
 from evalsuite.reports.analysis.rows import BenchmarkRow
 from evalsuite.reports.json_values import to_json
 from evalsuite.reports.measure import MEASURES, Measure
+from evalsuite.reports.measures.letters import LetterRow, letter_rows
 from evalsuite.reports.report import Report
 from evalsuite.reports.run import Benchmark, ProtocolSettings
 from evalsuite.reports.table import Column, Table, Value, label_column, teacher_column, weights_column

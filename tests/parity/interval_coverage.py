@@ -23,7 +23,7 @@ from evalsuite.cli.parser import Parser
 from evalsuite.foundation import progress, write_text
 from evalsuite.reports.analysis.recovery import mean_drop, ratio_of
 from evalsuite.reports.gate.decide import REGRESSION, decide
-from evalsuite.reports.gate.measurement import Measurement
+from evalsuite.reports.rules.measurement import Measurement
 from evalsuite.reports.statistics.intervals import Interval
 from tests.parity.simulation import LONGBENCH, Setting, Simulated, draw, points, truths
 

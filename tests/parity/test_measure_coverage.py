@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from evalsuite.reports.analysis.measures.agreement import AgreementPool, benchmark_agreement_rows
-from evalsuite.reports.analysis.measures.distances import distance_rows
+from evalsuite.reports.measures.distances.rows import distance_rows
 from tests.parity.measure_coverage import REQUIRED, STUDIES, holds, main
 from tests.parity.simulated_answers import (
     PROTOCOL,

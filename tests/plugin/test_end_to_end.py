@@ -177,7 +177,9 @@ def test_a_measure_is_in_every_output_and_gates(example: Path, tmp_path: Path) -
     made = compare(CompareConfig(inputs=[FIXTURE], out=tmp_path))
     table = pd.read_csv(tmp_path / "example_lead.csv")
     assert list(table) == ["label", "benchmark", "protocol", "lead", "lead_low", "lead_high"]
-    assert len(table) == len(run.table("example_lead")) > 0
+    frame = run.table("example_lead")
+    pd.testing.assert_frame_equal(frame, table, check_dtype=False)
+    assert len(frame) > 0
     scores = run.scores.set_index(["label", "benchmark", "protocol"])["score"]
     for row in table.itertuples():
         assert 0 <= scores[row.label, row.benchmark, row.protocol] - row.lead < 1
@@ -192,6 +194,10 @@ def test_a_measure_is_in_every_output_and_gates(example: Path, tmp_path: Path) -
     for least, code in ((-50, 0), (99, 1)):
         policy.write_text(f"rules: [{{metric: example_lead, protocol: loglikelihood, min: {least}}}]\n")
         assert gate(GateConfig(runs=[FIXTURE], policy=policy)).exit_code == code
+        assert gate(GateConfig(runs=[FIXTURE], bounds={"min_example_lead": least})).exit_code == code
+        assert main(["gate", str(FIXTURE), "--min-example-lead", str(least)]) == code
+    assert main(["gate", str(FIXTURE), "--min-example-lead", "1", "--policy", str(policy)]) == 64
+    assert main(["gate", str(FIXTURE), "--min-example-lead", "101"]) == 64
 
 
 def _check_engine(config: RunConfig, expected: pd.DataFrame) -> None:

@@ -1,7 +1,7 @@
 """`evalsuite gate`: a pass/fail verdict for CI."""
 
 import argparse
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 from evalsuite.cli.imports import add_import_options, read_inputs
@@ -11,8 +11,6 @@ from evalsuite.cli.parser import command
 
 def add(commands: argparse._SubParsersAction) -> None:
     """Add the command."""
-    from evalsuite.reports.gate.metrics import RULE_METRICS, option_names
-
     parser = command(
         commands,
         "gate",
@@ -27,14 +25,7 @@ def add(commands: argparse._SubParsersAction) -> None:
         "runs", nargs="*", metavar="RUN-or-LOG", help="finished run folders, or logs of another harness"
     )
     parser.add_argument("--policy", type=Path, help="a YAML policy")
-    for option, metric in option_names().items():
-        kind = RULE_METRICS[metric]
-        parser.add_argument(
-            f"--{option.replace('_', '-')}",
-            type=float,
-            metavar="X",
-            help=f"{'minimum' if kind.bound == 'min' else 'maximum'} {kind.hint}",
-        )
+    parser.complete = lambda: _add_bounds(parser)
     parser.add_argument(
         "--over",
         choices=("documents", "runs"),
@@ -58,14 +49,30 @@ def add(commands: argparse._SubParsersAction) -> None:
     parser.set_defaults(call=run)
 
 
+def _add_bounds(parser: argparse.ArgumentParser) -> None:
+    """Add an option for every measure that has one; what registers them imports pandas."""
+    from evalsuite.reports.gate.policy import options
+
+    group = parser.add_argument_group("rules without a policy")
+    for option, (_, metric) in options().items():
+        group.add_argument(
+            f"--{option.replace('_', '-')}",
+            type=float,
+            metavar="X",
+            help=f"{'minimum' if metric.bound == 'min' else 'maximum'} {metric.hint}",
+        )
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Evaluate the policy, print every rule's outcome, and return the verdict as exit code."""
     from evalsuite.api import gate
     from evalsuite.config import GateConfig
 
     options = given_options(arguments, "runs", "imports")
+    settings = {each.name for each in fields(GateConfig)}
+    bounds = {name: options.pop(name) for name in list(options) if name not in settings}
     # Wrong options are named before logs are imported.
-    config = GateConfig(runs=[*arguments.runs, *arguments.imports], **options)
+    config = GateConfig(runs=[*arguments.runs, *arguments.imports], bounds=bounds, **options)
     inputs = read_inputs(arguments.runs, arguments, arguments.out, of_runs=True)
     verdict = gate(replace(config, runs=inputs.runs))
     print(verdict.text)

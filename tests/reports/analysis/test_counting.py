@@ -13,12 +13,12 @@ import pytest
 from evalsuite.foundation.strict import parse
 from evalsuite.reports import Policy, run_gate
 from evalsuite.reports.analysis.counting import holm_once
-from evalsuite.reports.analysis.measures.distances import answer_distance, distance_rows
 from evalsuite.reports.analysis.result_tensor import load_result_tensor
 from evalsuite.reports.comparison import compare
 from evalsuite.reports.exports.report_json import report_json
 from evalsuite.reports.json_values import to_json
 from evalsuite.reports.measures.agreement import tolerances
+from evalsuite.reports.measures.distances.rows import answer_distance, distance_rows
 from evalsuite.reports.measures.recall import recall
 from evalsuite.reports.measures.scaling import fitted
 from evalsuite.reports.measures.scores import letters
@@ -26,7 +26,7 @@ from evalsuite.reports.records.score_files import score_path
 from evalsuite.reports.report import Report, build_report
 from evalsuite.reports.run import read_manifest, write_manifest
 from evalsuite.reports.statistics.hypothesis_tests import holm
-from tests.reports.analysis.measures.test_distances import frame_of
+from tests.reports.measures.test_distances import frame_of
 from tests.reports.score_edits import Row, all_rows, write_unchecked
 
 LABELS = ("teacher", "better", "worse")

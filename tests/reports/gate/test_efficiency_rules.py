@@ -10,7 +10,7 @@ import pytest
 from evalsuite.foundation import ConfigError
 from evalsuite.foundation.strict import parse
 from evalsuite.reports import Policy, run_gate
-from evalsuite.reports.gate.policy import Rule
+from evalsuite.reports.gate.policy import PolicyRule
 
 
 def policy(*rules: Any) -> Policy:
@@ -96,7 +96,7 @@ def test_text_and_keys_are_the_same_rule() -> None:
         "recovery >= 0.9",
     ).rules
     assert text == keys
-    assert recovery == Rule(metric="recovery", min=0.9)
+    assert recovery == PolicyRule(metric="recovery", min=0.9)
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import pytest
 
 from evalsuite.reports.analysis.bootstrap_sample import Estimate
-from evalsuite.reports.analysis.measures.distances import DistanceRow
 from evalsuite.reports.blocks import Text, Texts
 from evalsuite.reports.measures.closeness import closeness_section
 from evalsuite.reports.measures.distances import distances
+from evalsuite.reports.measures.distances.rows import DistanceRow
 from evalsuite.reports.report import Report, build_report
 from evalsuite.reports.statistics.intervals import Interval
 

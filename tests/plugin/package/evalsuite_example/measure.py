@@ -3,13 +3,13 @@
 from dataclasses import dataclass
 
 from evalsuite.reports.analysis.scopes import ALL
-from evalsuite.reports.gate.evidence import Evidence
-from evalsuite.reports.gate.measurement import Measurement, NotMeasured
-from evalsuite.reports.gate.policy import Rule
 from evalsuite.reports.measure import Measure
 from evalsuite.reports.measures.leaderboard import Entry
 from evalsuite.reports.report import Report
-from evalsuite.reports.rule_metric import RuleMetric
+from evalsuite.reports.rules.evidence import Evidence
+from evalsuite.reports.rules.measurement import Measurement, NotMeasured
+from evalsuite.reports.rules.metric import RuleMetric
+from evalsuite.reports.rules.rule import Rule
 from evalsuite.reports.statistics.intervals import Interval
 from evalsuite.reports.table import Column, Table, label_column
 
@@ -85,7 +85,7 @@ LEAD = Measure(
     columns=(Column("example_lead", "lead", "Mean of score − chance.", mean_lead, unit="points"),),
     metrics={
         "example_lead": RuleMetric(
-            measure=gate_lead, bound="min", unit="points", hint="score − chance, in points"
+            measure=gate_lead, bound="min", unit="points", hint="score − chance, in points", has_option=True
         )
     },
 )

@@ -3,16 +3,16 @@
 from collections.abc import Callable, Mapping, Sequence
 
 from evalsuite.reports import formatting
-from evalsuite.reports.analysis.measures.efficiency import (
+from evalsuite.reports.figures.axes import log_axis
+from evalsuite.reports.figures.figure import Figure
+from evalsuite.reports.figures.plots import Axis, Curve, Point, curves
+from evalsuite.reports.measures.efficiency.ratios import (
     Quantity,
     by_context,
     pairings,
     ratios,
     setting,
 )
-from evalsuite.reports.figures.axes import log_axis
-from evalsuite.reports.figures.figure import Figure
-from evalsuite.reports.figures.plots import Axis, Curve, Point, curves
 from evalsuite.reports.records.efficiency import EfficiencyRow, Spread
 
 

@@ -5,17 +5,6 @@ from typing import Any
 
 import pytest
 
-from evalsuite.reports.analysis.measures.efficiency import (
-    Ratio,
-    by_context,
-    crossover,
-    families,
-    growth_exponent,
-    pairings,
-    ratios,
-    settings,
-    synthetic_deviation,
-)
 from evalsuite.reports.measures.efficiency import (
     ALONE,
     CROSSOVERS,
@@ -26,6 +15,17 @@ from evalsuite.reports.measures.efficiency import (
     paper_rows,
     pareto_front,
     ratio_rows,
+)
+from evalsuite.reports.measures.efficiency.ratios import (
+    Ratio,
+    by_context,
+    crossover,
+    families,
+    growth_exponent,
+    pairings,
+    ratios,
+    settings,
+    synthetic_deviation,
 )
 from evalsuite.reports.records.efficiency import EfficiencyRow, Spread
 from evalsuite.reports.references.efficiency import paper_ratios

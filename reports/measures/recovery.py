@@ -1,28 +1,19 @@
-"""Measures of the metrics that rules of a gate come with, except `regression`."""
+"""Scores, drops and recoveries in rules of the gate: of a checkpoint, or of the runs of its recipe."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from evalsuite.foundation.taxonomy import PROTOCOLS
 from evalsuite.reports.analysis.bootstrap_sample import BootstrapSample
 from evalsuite.reports.analysis.cells import Cell
-from evalsuite.reports.analysis.measures.agreement import WHY
-from evalsuite.reports.analysis.measures.distances import answer_distance
-from evalsuite.reports.analysis.measures.flips import Measure
 from evalsuite.reports.analysis.recovery import Ratio, capped_ratio, mean_drop, ratio_of
 from evalsuite.reports.analysis.replicates import RunSpread
-from evalsuite.reports.gate.evidence import (
-    NO_TEACHER,
-    SHOWN,
-    Evidence,
-    lost_documents,
-    matches,
-    missing,
-)
-from evalsuite.reports.gate.measurement import ONE_RUN, Measurement, NotMeasured
-from evalsuite.reports.gate.policy import Rule
+from evalsuite.reports.rules.evidence import NO_TEACHER, Evidence, lost_documents
+from evalsuite.reports.rules.measurement import ONE_RUN, Measurement, NotMeasured
+from evalsuite.reports.rules.metric import Measured, RuleMetric
+from evalsuite.reports.rules.rule import Rule
 from evalsuite.reports.statistics.contrasts import Contrast, is_positive
 
 PROOF = 1 - 2e-4
@@ -110,9 +101,7 @@ def _proven_lead(evidence: Evidence, found: _Compared, protocol: str) -> Contras
     )
 
 
-def _ratio_metric(
-    ratio_on: Callable[[_Compared, int], Ratio | str],
-) -> Callable[..., Measurement | NotMeasured]:
+def _ratio_metric(ratio_on: Callable[[_Compared, int], Ratio | str]) -> Measured:
     """Measure a recovery, a function of the compared checkpoints and the column of the chance level."""
 
     def measured(
@@ -144,18 +133,11 @@ def _capped(found: _Compared, chance: int) -> Ratio | str:
     return capped_ratio(found.data, names, found.students[0], found.teacher)
 
 
-recovery = _ratio_metric(
-    lambda found, _: ratio_of(found.data, found.students, found.teacher, spread=found.spread)
-)
-chance_normalized_recovery = _ratio_metric(_above_chance)
-capped_recovery = _ratio_metric(_capped)
-
-
 def _runs(
     evidence: Evidence, rule: Rule, protocol: str, checkpoint: int, data: BootstrapSample
 ) -> tuple[list[int], RunSpread | None] | NotMeasured:
     """The runs of a checkpoint's recipe and the spread between them, or the checkpoint alone and none."""
-    over, stated = rule.over or evidence.policy.over, evidence.policy.run_spread
+    over, stated = rule.over or evidence.over, evidence.run_spread
     if over == "documents":
         return [checkpoint], None
     recipes = evidence.pool(protocol).recipes
@@ -177,75 +159,47 @@ def _runs(
     return [checkpoint], None
 
 
-def flips(measure: Measure) -> Callable[..., Measurement | NotMeasured]:
-    """Measure agreement with the teacher, or the share of its right answers that is retained."""
-
-    def measured(
-        evidence: Evidence, rule: Rule, protocol: str | None, checkpoint: int
-    ) -> Measurement | NotMeasured:
-        assert protocol is not None
-        teacher = evidence.tensor.checkpoints[checkpoint].teacher
-        if teacher is None:
-            return NO_TEACHER
-        found = evidence.sample(rule, protocol, [checkpoint, teacher])
-        if isinstance(found, NotMeasured):
-            return found
-        pool, left_out = evidence.agreement(protocol, teacher), evidence.left_out(rule, protocol, checkpoint)
-        chosen = [i for i, cell in enumerate(pool.cells) if matches(rule, cell, left_out)]
-        chosen = pool.cells_with(measure, [checkpoint], chosen)
-        data = pool.sample(measure, chosen)
-        if data is None:
-            return NotMeasured(WHY[measure])
-        contrast = pool.level(data, measure, checkpoint)
-        look_at = lost_documents([pool.cells[i] for i in chosen], checkpoint, teacher)
-        return Measurement(contrast, data.documents, look_at)
-
-    return measured
-
-
-def gap(evidence: Evidence, rule: Rule, protocol: str | None, checkpoint: int) -> Measurement | NotMeasured:
-    """Drop under generation − drop under log-likelihood, in points."""
-    pool, tensor = evidence.gaps, evidence.tensor
-    teacher = tensor.checkpoints[checkpoint].teacher
-    if teacher is None:
-        return NO_TEACHER
-    needed = [checkpoint, teacher]
-    chosen = [i for i in pool.answered(needed) if matches(rule, pool.protocol_pairs[i].loglikelihood)]
-    there = {pool.protocol_pairs[i].loglikelihood.key for i in chosen}
-    there |= {pool.protocol_pairs[i].generation.key for i in chosen}
-    lacking = [missing(rule, tensor, name, needed, there, PROTOCOLS) for name in PROTOCOLS]
-    if any(lacking):
-        return NotMeasured("; ".join(filter(None, lacking)))
-    if not chosen:
-        what = rule.benchmark or rule.category or "nothing"
-        return NotMeasured(f"{what}: not evaluated under both protocols on the same documents")
-    data = pool.of(chosen)
-    look_at = []
-    for i in chosen:
-        pair = pool.protocol_pairs[i]
-        loglikelihood, generation = pair.scores(checkpoint)
-        for position in np.flatnonzero((loglikelihood >= 0.5) & (generation < 0.5)):
-            document = pair.loglikelihood.documents[pair.in_loglikelihood[position]]
-            look_at.append(f"{pair.loglikelihood.benchmark.name}/{document}")
-    gap = data.contrast(pool.gap(checkpoint, teacher)).scaled(100)
-    return Measurement(gap, data.documents, tuple(look_at[:SHOWN]))
-
-
-agreement = flips("agreement")
-retained = flips("retained")
-
-
-def kl(evidence: Evidence, rule: Rule, protocol: str | None, checkpoint: int) -> Measurement | NotMeasured:
-    """KL(teacher ‖ student) at the right answers, in nats per token; no other text is gated."""
-    if evidence.tensor.checkpoints[checkpoint].teacher is None:
-        return NO_TEACHER
-    frame = evidence.distances
-    found = frame is not None and answer_distance(evidence.tensor, frame, checkpoint, rule.benchmark)
-    if not found:
-        label = evidence.tensor.checkpoints[checkpoint].label
-        what = "" if rule.benchmark is None else f" on '{rule.benchmark}'"
-        return NotMeasured(
-            f"the run has no distances of '{label}'{what}: repeat `evalsuite distance` with it"
-        )
-    contrast, documents = found
-    return Measurement(contrast, documents, ())
+_INFORMATIVE: dict[str, Any] = {"has_scope": True, "scope": "informative"}
+METRICS = {
+    "recovery": RuleMetric(
+        measure=_ratio_metric(
+            lambda found, _: ratio_of(found.data, found.students, found.teacher, spread=found.spread)
+        ),
+        bound="min",
+        unit="fraction",
+        hint="recovery, as a fraction of the teacher, e.g. 0.9",
+        has_option=True,
+        over_runs=True,
+        **_INFORMATIVE,
+    ),
+    "capped_recovery": RuleMetric(
+        measure=_ratio_metric(_capped),
+        bound="min",
+        unit="fraction",
+        hint="recovery in which no benchmark counts above its teacher, as a fraction of the teacher",
+        **_INFORMATIVE,
+    ),
+    "chance_normalized_recovery": RuleMetric(
+        measure=_ratio_metric(_above_chance),
+        bound="min",
+        unit="fraction",
+        hint="recovery after subtracting the chance level, as a fraction of the teacher",
+        over_runs=True,
+        **_INFORMATIVE,
+    ),
+    "score": RuleMetric(
+        measure=score,
+        bound="min",
+        unit="fraction",
+        hint="the checkpoint's own macro average",
+        has_scope=True,
+    ),
+    "drop": RuleMetric(
+        measure=drop,
+        bound="max",
+        unit="points",
+        hint="teacher − student, in points",
+        over_runs=True,
+        **_INFORMATIVE,
+    ),
+}

@@ -1,80 +1,54 @@
-"""Evidence for the gate: the cells that a rule selects, resampled when first needed, and what is missing."""
+"""Evidence for rules: the cells that a rule selects, resampled when first needed, and what is missing."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-
-import pandas as pd
+from typing import Any, TypeVar, TypeVarTuple
 
 from evalsuite.foundation import EvalsuiteError, nearest
 from evalsuite.foundation.taxonomy import PROTOCOL_TITLES
 from evalsuite.reports.analysis.bootstrap_sample import BootstrapSample
 from evalsuite.reports.analysis.cells import Cell
-from evalsuite.reports.analysis.gaps import GapPool
-from evalsuite.reports.analysis.measures.agreement import AgreementPool
 from evalsuite.reports.analysis.measures.informative import informative_rows
 from evalsuite.reports.analysis.result_tensor import ResultTensor, load_result_tensor
 from evalsuite.reports.analysis.scopes import Pool
-from evalsuite.reports.gate.measurement import NotMeasured
-from evalsuite.reports.gate.policy import Policy, Rule
-from evalsuite.reports.records.distances import read_distances
-from evalsuite.reports.records.efficiency import EfficiencyRow, read_efficiency
 from evalsuite.reports.records.merging import CellKey
+from evalsuite.reports.rules.measurement import NotMeasured
+from evalsuite.reports.rules.rule import Over, Rule
 
 SHOWN = 10
 """Maximum number of documents named for a rule that fails."""
 NO_TEACHER = NotMeasured("the run has no teacher to compare with")
+T = TypeVar("T")
+Arguments = TypeVarTuple("Arguments")
 
 
 class Evidence:
-    """What rules are measured on; each protocol is resampled at most once, when first needed."""
+    """What rules are measured on; whatever is made of the results is made once, when first needed."""
 
-    def __init__(self, tensor: ResultTensor, policy: Policy) -> None:
-        """Measure on `tensor`."""
+    def __init__(
+        self, tensor: ResultTensor, *, over: Over | None = None, run_spread: float | None = None
+    ) -> None:
+        """Measure on `tensor`; `over` and `run_spread` are those of the policy."""
         self.tensor = tensor
-        self.policy = policy
-        self._pools: dict[str, Pool] = {}
-        self._gaps: GapPool | None = None
-        self._agreements: dict[tuple[str, int], AgreementPool] = {}
+        self.over = over
+        self.run_spread = run_spread
+        self._made: dict[tuple[object, ...], Any] = {}
         self._baselines: dict[str, ResultTensor | str] = {}
-        self._distances: tuple[pd.DataFrame | None] | None = None
-        self._efficiency: list[EfficiencyRow] | None = None
         self._uninformative: dict[tuple[str, int], dict[str, str]] = {}
 
-    @property
-    def distances(self) -> pd.DataFrame | None:
-        """The distances of the runs; None if they have none."""
-        if self._distances is None:
-            self._distances = (read_distances(self.tensor.merged.runs),)
-        return self._distances[0]
-
-    @property
-    def efficiency(self) -> list[EfficiencyRow]:
-        """The measurements of inference cost of the runs."""
-        if self._efficiency is None:
-            self._efficiency = read_efficiency(self.tensor.merged.runs)
-        return self._efficiency
+    def of(self, make: Callable[[ResultTensor, *Arguments], T], *arguments: *Arguments) -> T:
+        """What a function makes of the results, computed once for the same arguments."""
+        key = make, *arguments
+        if key not in self._made:
+            self._made[key] = make(self.tensor, *arguments)
+        found: T = self._made[key]
+        return found
 
     def pool(self, protocol: str) -> Pool:
         """The cells of a protocol."""
-        if protocol not in self._pools:
-            self._pools[protocol] = Pool(self.tensor, protocol)
-        return self._pools[protocol]
-
-    @property
-    def gaps(self) -> GapPool:
-        """The cells with both protocols."""
-        if self._gaps is None:
-            self._gaps = GapPool(self.tensor)
-        return self._gaps
-
-    def agreement(self, protocol: str, teacher: int) -> AgreementPool:
-        """The flips of the students of a teacher."""
-        key = protocol, teacher
-        if key not in self._agreements:
-            self._agreements[key] = AgreementPool(self.tensor, protocol, teacher)
-        return self._agreements[key]
+        return self.of(Pool, protocol)
 
     def left_out(self, rule: Rule, protocol: str, checkpoint: int) -> Mapping[str, str]:
         """Benchmarks that the scope of a rule leaves out, and why: those known not to be informative.

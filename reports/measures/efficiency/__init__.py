@@ -9,7 +9,11 @@ from typing import Any, cast
 import plotly.graph_objects as go
 
 from evalsuite.reports import formatting
-from evalsuite.reports.analysis.measures.efficiency import (
+from evalsuite.reports.blocks import Block, Fold, Text, charts
+from evalsuite.reports.figures.figure import Figure, Values, figure, text
+from evalsuite.reports.measure import MEASURES, Measure
+from evalsuite.reports.measures.efficiency.charts import efficiency_charts
+from evalsuite.reports.measures.efficiency.ratios import (
     QUANTITIES,
     Crossover,
     Pairing,
@@ -26,10 +30,7 @@ from evalsuite.reports.analysis.measures.efficiency import (
     settings,
     synthetic_deviation,
 )
-from evalsuite.reports.blocks import Block, Fold, Text, charts
-from evalsuite.reports.figures.figure import Figure, Values, figure, text
-from evalsuite.reports.measure import MEASURES, Measure
-from evalsuite.reports.measures.efficiency_charts import efficiency_charts
+from evalsuite.reports.measures.efficiency.rules import METRICS
 from evalsuite.reports.records.efficiency import EfficiencyRow, Spread, read_efficiency
 from evalsuite.reports.references.efficiency import PaperRatio, paper_ratios
 from evalsuite.reports.report import Report
@@ -220,7 +221,7 @@ CROSSOVERS: Table[RatioRow] = Table(
     json="efficiency_ratios",
     json_rows=lambda report: CROSSOVERS.cells(report),
 )
-MEASURES.add("efficiency", Measure(tables=(EFFICIENCY, CROSSOVERS)))
+MEASURES.add("efficiency", Measure(tables=(EFFICIENCY, CROSSOVERS), metrics=METRICS))
 
 
 @section("cost", "Efficiency", order=70)

@@ -16,8 +16,8 @@ import numpy as np
 
 from evalsuite.reports.analysis.bootstrap_sample import BootstrapSample
 from evalsuite.reports.analysis.lineage import lineage_of
-from evalsuite.reports.analysis.measures.families import Quantity, families_of
 from evalsuite.reports.analysis.scopes import ALL, INFORMATIVE, Pool, Scope
+from evalsuite.reports.measures.scaling.families import Quantity, families_of
 from evalsuite.reports.statistics.contrasts import Contrast, is_positive, ratio_interval
 from evalsuite.reports.statistics.intervals import Interval
 

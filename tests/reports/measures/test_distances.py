@@ -10,9 +10,9 @@ import pytest
 from evalsuite.foundation import DataError
 from evalsuite.reports import policy_from_options, run_gate
 from evalsuite.reports.analysis.counting import Counting
-from evalsuite.reports.analysis.measures.distances import DistanceRow, distance_rows
 from evalsuite.reports.exports.loss_statement import loss_statement
 from evalsuite.reports.measures.distances import DISTANCES, distance_of
+from evalsuite.reports.measures.distances.rows import DistanceRow, distance_rows
 from evalsuite.reports.measures.leaderboard import LEADERBOARD, Entry
 from evalsuite.reports.records.distances import COLUMNS as FIELDS
 from evalsuite.reports.records.distances import FILE, read_distance_file, read_distances, write_distances
@@ -20,7 +20,7 @@ from evalsuite.reports.report import build_report
 from evalsuite.reports.run import read_manifest
 from evalsuite.reports.statistics.yardstick import equivalent_bits
 
-RESULTS = Path(__file__).parents[4] / "reports" / "results" / "distances"
+RESULTS = Path(__file__).parents[3] / "reports" / "results" / "distances"
 STUDENTS = ("hybrid", "kda", "kl-only", "linear_attention")
 ROUNDINGS = (8, 6, 5, 4, 3, 2)
 

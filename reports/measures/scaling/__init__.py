@@ -5,12 +5,12 @@ from functools import partial
 
 from evalsuite.reports import formatting
 from evalsuite.reports.analysis.lineage import lineage_of
-from evalsuite.reports.analysis.measures.families import Family, LeftOut, Quantity, families_of
-from evalsuite.reports.analysis.measures.scaling import CrossoverRow, ScalingRow, scaling_rows
 from evalsuite.reports.figures.axes import exact_axis, log_axis
 from evalsuite.reports.figures.figure import Figure
 from evalsuite.reports.figures.plots import Axis, Curve, Point, curves
 from evalsuite.reports.measure import MEASURES, Measure
+from evalsuite.reports.measures.scaling.families import Family, LeftOut, Quantity, families_of
+from evalsuite.reports.measures.scaling.fits import CrossoverRow, ScalingRow, scaling_rows
 from evalsuite.reports.report import Report, resampled
 from evalsuite.reports.statistics.intervals import Interval
 from evalsuite.reports.table import CSV, PAGE, Column, Table

@@ -1,4 +1,4 @@
-"""The gate's metric `regression`: points lost relative to the same checkpoint of a stored run."""
+"""Regression: points lost relative to the same checkpoint of a stored run, for rules of the gate alone."""
 
 import numpy as np
 
@@ -7,11 +7,13 @@ from evalsuite.reports.analysis.bootstrap_sample import BootstrapSample, Resampl
 from evalsuite.reports.analysis.cells import Cell
 from evalsuite.reports.analysis.result_tensor import ResultTensor
 from evalsuite.reports.analysis.scopes import weights_of
-from evalsuite.reports.gate.evidence import SHOWN, Evidence, matches, missing, name_of, nothing
-from evalsuite.reports.gate.measurement import Measurement, NotMeasured
-from evalsuite.reports.gate.policy import Rule
+from evalsuite.reports.measure import MEASURES, Measure
 from evalsuite.reports.records.merging import CheckpointEntry
 from evalsuite.reports.records.names import find
+from evalsuite.reports.rules.evidence import SHOWN, Evidence, matches, missing, name_of, nothing
+from evalsuite.reports.rules.measurement import Measurement, NotMeasured
+from evalsuite.reports.rules.metric import RuleMetric
+from evalsuite.reports.rules.rule import Rule
 from evalsuite.reports.statistics.bootstrap import Stratum
 
 
@@ -99,3 +101,19 @@ def _stratum(
         np.array([cell.seed_variance()[cell.present.index(who)] for cell, who, _ in cells]),
         np.array([max(1, len(cell.seeds) - 1) for cell, _, _ in cells]),
     )
+
+
+MEASURES.add(
+    "regression",
+    Measure(
+        metrics={
+            "regression": RuleMetric(
+                measure=regression,
+                bound="max",
+                unit="points",
+                hint="points lost relative to the same checkpoint in `baseline`",
+                needs_baseline=True,
+            )
+        }
+    ),
+)

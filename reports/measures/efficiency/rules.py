@@ -1,13 +1,14 @@
-"""Measures of the rules on inference cost, such as `decode_ratio@32k >= 1.5` and `peak_gb@128k <= 80`.
+"""Rules of the gate on inference cost, such as `decode_ratio@32k >= 1.5` and `peak_gb@128k <= 80`.
 
 The interval of such a rule is the range of the repeats, and of a ratio that of the worst and best quotient.
 """
 
-from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
-from evalsuite.reports.analysis.measures.efficiency import (
+from evalsuite.reports.analysis.result_tensor import ResultTensor
+from evalsuite.reports.measures.efficiency.ratios import (
     QUANTITIES,
     Quantity,
     by_context,
@@ -15,10 +16,11 @@ from evalsuite.reports.analysis.measures.efficiency import (
     setting,
     settings,
 )
-from evalsuite.reports.gate.evidence import NO_TEACHER, Evidence
-from evalsuite.reports.gate.measurement import Measurement, NotMeasured
-from evalsuite.reports.gate.policy import Rule
-from evalsuite.reports.records.efficiency import EfficiencyRow
+from evalsuite.reports.records.efficiency import EfficiencyRow, read_efficiency
+from evalsuite.reports.rules.evidence import NO_TEACHER, Evidence
+from evalsuite.reports.rules.measurement import Measurement, NotMeasured
+from evalsuite.reports.rules.metric import Measured, RuleMetric
+from evalsuite.reports.rules.rule import Rule
 from evalsuite.reports.statistics.contrasts import Contrast
 
 DRAWS = 2001
@@ -26,7 +28,11 @@ DEGREES = 100.0
 """Degrees of freedom of tails beyond the repeats: those of a normal distribution, practically."""
 
 
-def ratio_of(quantity: Quantity) -> Callable[..., Measurement | NotMeasured]:
+def _measured(tensor: ResultTensor) -> list[EfficiencyRow]:
+    return read_efficiency(tensor.merged.runs)
+
+
+def _ratio_of(quantity: Quantity) -> Measured:
     """Measure teacher ÷ student in a quantity at the rule's context."""
 
     def measured(
@@ -36,8 +42,8 @@ def ratio_of(quantity: Quantity) -> Callable[..., Measurement | NotMeasured]:
         if teacher is None:
             return NO_TEACHER
         own, other = (evidence.tensor.checkpoints[i].plan.weights_id for i in (checkpoint, teacher))
-        for where in settings(evidence.efficiency):
-            rows = [row for row in evidence.efficiency if setting(row) == where]
+        for where in settings(evidence.of(_measured)):
+            rows = [row for row in evidence.of(_measured) if setting(row) == where]
             for each in ratios(rows, own, other, quantity):
                 if each.context == rule.context:
                     return _measurement(each.point, each.low, each.high, _repeats(rows))
@@ -46,15 +52,15 @@ def ratio_of(quantity: Quantity) -> Callable[..., Measurement | NotMeasured]:
     return measured
 
 
-def value_of(quantity: Quantity, scale: float) -> Callable[..., Measurement | NotMeasured]:
+def _value_of(quantity: Quantity, scale: float = 1.0) -> Measured:
     """Measure a quantity of the checkpoint itself at the rule's context, divided by `scale`."""
 
     def measured(
         evidence: Evidence, rule: Rule, protocol: str | None, checkpoint: int
     ) -> Measurement | NotMeasured:
         identifier = evidence.tensor.checkpoints[checkpoint].plan.weights_id
-        for where in settings(evidence.efficiency):
-            rows = [row for row in evidence.efficiency if setting(row) == where]
+        for where in settings(evidence.of(_measured)):
+            rows = [row for row in evidence.of(_measured) if setting(row) == where]
             found = by_context(rows, identifier, quantity).get(rule.context or 0)
             if found is not None:
                 return _measurement(
@@ -78,7 +84,7 @@ def _missing(evidence: Evidence, rule: Rule, what: str, needed: list[int]) -> No
     labels = " and ".join(f"'{evidence.tensor.checkpoints[i].label}'" for i in needed)
     failed = [
         f"{row.label}: {row.status.replace('_', ' ')}"
-        for row in evidence.efficiency
+        for row in evidence.of(_measured)
         if row.context == rule.context
         and row.status != "ok"
         and row.kind == "request"
@@ -91,8 +97,41 @@ def _missing(evidence: Evidence, rule: Rule, what: str, needed: list[int]) -> No
     )
 
 
-decode_ratio = ratio_of("decode")
-prefill_ratio = ratio_of("prefill")
-peak_throughput_ratio = ratio_of("peak_throughput")
-ttft_ms = value_of("prefill", 1.0)
-peak_gb = value_of("memory", 1e9)
+_AT_A_CONTEXT: dict[str, Any] = {"protocols": "none", "needs_context": True}
+METRICS = {
+    "decode_ratio": RuleMetric(
+        measure=_ratio_of("decode"),
+        bound="min",
+        unit="ratio",
+        hint="teacher's decode step ÷ the student's, of one sequence at a context",
+        **_AT_A_CONTEXT,
+    ),
+    "prefill_ratio": RuleMetric(
+        measure=_ratio_of("prefill"),
+        bound="min",
+        unit="ratio",
+        hint="teacher's time to first token ÷ the student's at a context",
+        **_AT_A_CONTEXT,
+    ),
+    "peak_throughput_ratio": RuleMetric(
+        measure=_ratio_of("peak_throughput"),
+        bound="min",
+        unit="ratio",
+        hint="peak decode throughput ÷ the teacher's at a context",
+        **_AT_A_CONTEXT,
+    ),
+    "ttft_ms": RuleMetric(
+        measure=_value_of("prefill"),
+        bound="max",
+        unit="ms",
+        hint="time to first token of one prompt at a context",
+        **_AT_A_CONTEXT,
+    ),
+    "peak_gb": RuleMetric(
+        measure=_value_of("memory", 1e9),
+        bound="max",
+        unit="GB",
+        hint="peak GPU memory of one sequence at a context, weights included",
+        **_AT_A_CONTEXT,
+    ),
+}

@@ -2,7 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
+
+from evalsuite.reports.rules.evidence import Evidence
+from evalsuite.reports.rules.measurement import Measurement, NotMeasured
+from evalsuite.reports.rules.rule import Rule
 
 Unit = Literal["fraction", "points", "nats", "ratio", "ms", "GB"]
 RANGES: dict[Unit, tuple[float, float, str]] = {
@@ -16,17 +20,21 @@ RANGES: dict[Unit, tuple[float, float, str]] = {
 """Unit → least and largest threshold, and what a threshold is."""
 
 
+Measured = Callable[[Evidence, Rule, str | None, int], Measurement | NotMeasured]
+"""(evidence, rule, protocol, checkpoint) → the quantity; `protocol` is None unless `protocols` is `each`."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleMetric:
     """What a rule can demand of a checkpoint."""
 
+    measure: Measured
+    """What measures it."""
     bound: Literal["min", "max"]
     """Whether a rule states the least or the largest admissible value."""
     unit: Unit
     hint: str
     """What it is, for the documentation and the command line."""
-    measure: Callable[..., Any] | None = None
-    """What measures it, as `gate.measures.Measure`; None for evalsuite's own."""
     has_option: bool = False
     """Whether `evalsuite gate` has an option for it: `--min-recovery`."""
     over_runs: bool = False

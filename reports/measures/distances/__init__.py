@@ -3,14 +3,20 @@
 from collections.abc import Sequence
 from math import log10
 
+import pandas as pd
 import plotly.graph_objects as go
 
 from evalsuite.reports import formatting
-from evalsuite.reports.analysis.measures.distances import DistanceRow, distance_rows
+from evalsuite.reports.analysis.result_tensor import ResultTensor
 from evalsuite.reports.figures.figure import Figure, Values, color, figure, text
 from evalsuite.reports.measure import MEASURES, Measure
+from evalsuite.reports.measures.distances.rows import DistanceRow, answer_distance, distance_rows
 from evalsuite.reports.records.distances import ANSWERS, read_distances
 from evalsuite.reports.report import Report
+from evalsuite.reports.rules.evidence import NO_TEACHER, Evidence
+from evalsuite.reports.rules.measurement import Measurement, NotMeasured
+from evalsuite.reports.rules.metric import RuleMetric
+from evalsuite.reports.rules.rule import Rule
 from evalsuite.reports.table import Column, Table, label_column, label_of
 
 GROUPS = {"token_class": "token class", "positions": "position in the text"}
@@ -34,7 +40,7 @@ CLASSES = ("copied", "repeated", "frequent", "rare")
 
 def distances(report: Report) -> list[DistanceRow]:
     """KL divergence and top-1 agreement per text and part of it, with the roundings of the yardstick."""
-    return distance_rows(report.tensor, read_distances(report.runs))
+    return distance_rows(report.tensor, _read(report.tensor))
 
 
 def distance_of(report: Report, checkpoint: int, text: str = ANSWERS) -> DistanceRow | None:
@@ -233,4 +239,34 @@ DISTANCES: Table[DistanceRow] = Table(
     figures=_figures,
     shows_rows=False,
 )
-MEASURES.add("distances", Measure(tables=(DISTANCES,)))
+
+
+def _read(tensor: ResultTensor) -> pd.DataFrame | None:
+    return read_distances(tensor.merged.runs)
+
+
+def kl(evidence: Evidence, rule: Rule, protocol: str | None, checkpoint: int) -> Measurement | NotMeasured:
+    """KL(teacher ‖ student) at the right answers, in nats per token; no other text is gated."""
+    if evidence.tensor.checkpoints[checkpoint].teacher is None:
+        return NO_TEACHER
+    frame = evidence.of(_read)
+    found = frame is not None and answer_distance(evidence.tensor, frame, checkpoint, rule.benchmark)
+    if not found:
+        label = evidence.tensor.checkpoints[checkpoint].label
+        what = "" if rule.benchmark is None else f" on '{rule.benchmark}'"
+        return NotMeasured(
+            f"the run has no distances of '{label}'{what}: repeat `evalsuite distance` with it"
+        )
+    contrast, documents = found
+    return Measurement(contrast, documents, ())
+
+
+KL = RuleMetric(
+    measure=kl,
+    bound="max",
+    unit="nats",
+    hint="KL(teacher ‖ student) at the right answers, in nats per token, e.g. 0.3",
+    has_option=True,
+    protocols="none",
+)
+MEASURES.add("distances", Measure(tables=(DISTANCES,), metrics={"kl": KL}))

@@ -1,0 +1,1 @@
+"""What a rule of the gate is measured on: the rule, the cells that it selects, and the measured quantity."""
