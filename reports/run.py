@@ -109,7 +109,9 @@ class Benchmark:
     """Column of the data whose equal values mark documents that are resampled together: every score row
     names its cluster. None: documents are independent."""
     dataset: HubDataset | None = None
-    """Where its documents come from; None: generated, of several datasets, or not stated."""
+    """Where its documents come from; None: generated, of several datasets, of a file, or not stated."""
+    files_hash: str = ""
+    """SHA-256 of the file that its documents come from; empty if they come from elsewhere."""
     not_leading: str = ""
     """Why it counts in no average that ranks; empty if it does."""
     protocols: dict[Protocol, ProtocolSettings]

@@ -4,6 +4,7 @@ A YAML file may `include` a built-in benchmark, as lm-eval's task files do: it t
 except those that it gives itself.
 """
 
+import os
 from collections.abc import Iterator
 from functools import partial
 from importlib.metadata import EntryPoint
@@ -12,15 +13,20 @@ from typing import Any, Literal
 
 from pydantic import (
     Field,
+    PrivateAttr,
+    SerializerFunctionWrapHandler,
     field_validator,
+    model_serializer,
     model_validator,
 )
 
-from evalsuite.foundation import ConfigError, nearest
+from evalsuite.foundation import ConfigError, DataError, nearest
 from evalsuite.foundation.registry import Registry
 from evalsuite.foundation.strict import Seed, Strict, parse
 from evalsuite.foundation.strict_yaml import read_yaml
-from evalsuite.foundation.taxonomy import CATEGORIES, PERPLEXITIES, Category, Protocol
+from evalsuite.foundation.taxonomy import CATEGORIES, PERPLEXITIES, PROTOCOLS, Category, Protocol
+from evalsuite.tasks.questions import QuestionFile, columns_of, hash_of, open_questions
+from evalsuite.tasks.requested import YAML_FILES, Requested, is_questions_file, parse_item, requested_name
 
 FOLDER = Path(__file__).parent / "benchmarks"
 
@@ -31,15 +37,37 @@ Chance = float | Literal["per_document"] | None
 ChatTemplateValue = bool | int | float | str
 
 
-class Source(Strict):
-    """Rows of a hub dataset, or of a frozen copy of it."""
+class Columns(Strict):
+    """Columns of a file of questions; one that is not named is found by convention."""
 
-    dataset: str
+    question: str | None = None
+    """The question: `question`; or the complete prompt: `prompt` or `input`."""
+    choices: str | None = None
+    """A list of choices: `choices` or `options`; or columns `A`, `B` and so on. Without them, questions are
+    answered in words."""
+    answer: str | None = None
+    """The right choice, as index from 0, letter or text; or the accepted answers. `answer`, `target`,
+    `answers`, `gold` or `label`."""
+    context: str | None = None
+    """A text that the question is about: `context` or `passage`."""
+
+
+class Source(Strict):
+    """Rows of a hub dataset or of a frozen copy of it, or of a file of one's own."""
+
+    dataset: str = ""
     """Hub id, such as ``allenai/ai2_arc``."""
+    file: str = ""
+    """File of rows instead of a `dataset`: JSON lines, CSV, TSV or Parquet, relative to the YAML file."""
+    columns: Columns | None = None
+    """Makes questions of the rows of a `file`, as a benchmark without a protocol does; otherwise rows stay as
+    they are."""
+    sha256: str = ""
+    """Hash of the `file`, which a run records; a stated one must be the file's."""
     config: str | None = None
     configs: tuple[str, ...] = ()
     """Several configs, each a subject of the benchmark; excludes `config`."""
-    split: str
+    split: str = ""
     fewshot_split: str | None = None
     """Split that few-shot examples are drawn from; never the evaluated one."""
     subject_column: str | None = None
@@ -55,6 +83,55 @@ class Source(Strict):
     """A name from `evalsuite show transforms`, which turns rows into questions."""
     transform_args: dict[str, bool | int | float | str] = Field(default_factory=dict)
     """Arguments of `transform`, such as ``templates: 3``."""
+    _path: Path | None = PrivateAttr(default=None)
+
+    @property
+    def name(self) -> str:
+        """The dataset, or the name of the file; used in messages."""
+        return self.dataset or Path(self.file).name
+
+    @property
+    def address(self) -> str:
+        """The dataset with its split, or the path of the file; used in messages."""
+        return str(self._path or self.file) if self.file else f"{self.dataset} ({self.split})"
+
+    @property
+    def path(self) -> Path:
+        """Where the file lies."""
+        if self._path is None:
+            raise DataError(
+                f"{self.file}: a run folder does not say where this file lies; name its benchmark"
+            )
+        return self._path
+
+    def open_file(self) -> QuestionFile:
+        """Open a file of questions. Raises ConfigError or DataError as `open_questions` does."""
+        return open_questions(self.path, columns_of(self.columns.model_dump() if self.columns else {}))
+
+    @model_serializer(mode="wrap")
+    def _without_the_other_kind(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        values: dict[str, Any] = serialize(self)
+        if not self.file:
+            unused = ("file", "columns", "sha256")
+        else:
+            # Where the file lies changes nothing.
+            values["file"] = Path(self.file).name
+            unused = ("dataset", "split")
+        return {key: value for key, value in values.items() if key not in unused}
+
+    @model_validator(mode="after")
+    def _is_a_dataset_or_a_file(self) -> "Source":
+        if bool(self.dataset) == bool(self.file):
+            raise ValueError("give either 'dataset' or 'file'")
+        if self.dataset and not self.split:
+            raise ValueError("'split' is required")
+        of_datasets = ("split", "fewshot_split", "config", "configs", "merge_configs")
+        for key in of_datasets if self.file else ("columns", "sha256"):
+            if getattr(self, key):
+                raise ValueError(f"'{key}' belongs to a '{'dataset' if self.file else 'file'}'; remove it")
+        if self.columns is not None and self.transform is not None:
+            raise ValueError("give either 'columns' or 'transform'")
+        return self
 
     @model_validator(mode="after")
     def _is_consistent(self) -> "Source":
@@ -62,7 +139,7 @@ class Source(Strict):
             raise ValueError("give either 'config' or 'configs'")
         if self.merge_configs and (self.config is not None or self.configs or self.subject_column is None):
             raise ValueError("'merge_configs' needs 'subject_column', and neither 'config' nor 'configs'")
-        if self.fewshot_split == self.split:
+        if self.fewshot_split is not None and self.fewshot_split == self.split:
             raise ValueError("'fewshot_split' must not be the evaluated split")
         if self.transform_args and self.transform is None:
             raise ValueError("'transform_args' needs 'transform'")
@@ -395,7 +472,13 @@ def _read(path: Path) -> Benchmark:
 
 
 def _load(path: Path) -> Benchmark:
-    return parse(_with_included(path, ()), Benchmark, str(path))
+    """Read a file, whose sources may be files next to it."""
+    values = _with_included(path, ())
+    source = values.get("source")
+    if isinstance(source, dict) and source.get("file") and not any(name in values for name in PROTOCOLS):
+        own = parse({"columns": {}} | source, Source, f"{path}: source")
+        values = _about_questions(own, path.parent) | values | {"source": {"columns": {}} | source}
+    return _with_files(parse(values, Benchmark, str(path)), path.parent, str(path))
 
 
 def _with_included(path: Path, above: tuple[str, ...]) -> dict[str, Any]:
@@ -428,16 +511,84 @@ def load_benchmark(name: str | Path, *, near: Path | None = None) -> Benchmark:
     """Load a registered benchmark by name, or a YAML file by path.
 
     Args:
-        name: a name, or a path that ends in ``.yaml``.
+        name: a name, or the path of a YAML file or of a file of questions, perhaps with columns
+            (``questions.csv:answer=solution``).
         near: folder that relative paths start from.
 
     Raises:
         ConfigError: an unknown name (with the nearest known one), a plugin that cannot be used, or an invalid
             file.
+        DataError: a file of questions that cannot be read.
     """
-    if str(name).endswith((".yaml", ".yml")):
-        return _load((near / name) if near is not None else Path(name))
-    return BENCHMARKS.get_or_raise(str(name))
+    place, text = near or Path(), str(name)
+    if text.endswith(YAML_FILES):
+        return _load(place / text)
+    if is_questions_file(text):
+        return _of_questions(text, place)
+    return BENCHMARKS.get_or_raise(text)
+
+
+def _of_questions(text: str, near: Path) -> Benchmark:
+    """Return the benchmark that a file of questions is, perhaps with columns after colons."""
+    requested = Requested(text) if (near / text).is_file() else parse_item(text)
+    if requested != Requested(requested.name, columns=requested.columns):
+        raise ConfigError(f"'{text}': options other than columns belong to keys of the suite's entry")
+    values = {"file": requested.name, "columns": dict(requested.columns)}
+    source = parse({**values}, Source, text)
+    name = requested_name(os.path.basename(requested.name))
+    name = f"{name}-questions" if name in BENCHMARKS else name
+    found = {"name": name, "source": values} | _about_questions(source, near)
+    return _with_files(parse(found, Benchmark, requested.name), near, requested.name)
+
+
+def _with_files(benchmark: Benchmark, folder: Path, where: str) -> Benchmark:
+    """Return a benchmark that knows where its files lie, and their hashes."""
+
+    def located(source: Source) -> Source:
+        if not source.file:
+            return source
+        path = folder / source.file
+        found = hash_of(path)
+        if source.sha256 not in ("", found):
+            raise DataError(
+                f"{where}: 'source.sha256' = {source.sha256}: the hash of {path} is {found}; the file has "
+                "changed: remove the key, or restore the file"
+            )
+        source = source.model_copy(update={"sha256": found})
+        source._path = path
+        return source
+
+    source = benchmark.source and located(benchmark.source)
+    sources = {subject: located(each) for subject, each in benchmark.sources.items()}
+    return benchmark.model_copy(update={"source": source, "sources": sources})
+
+
+def _about_questions(source: Source, folder: Path) -> dict[str, Any]:
+    """Return what a benchmark states about a file of questions, by the layout of its first row."""
+    source._path = folder / source.file
+    layout = source.open_file().layout
+    found: dict[str, Any] = {"title": source.name, "category": "other"}
+    found |= {"license": "not stated", "citation": source.name}
+    context = "{% if context %}{{ context }}\n\n{% endif %}Question: {{ question }}\n"
+    if layout.kind == "answers":
+        reply = context + "Reply with the answer alone.\nAnswer:"
+        generation: dict[str, Any] = {"scorer": "answer", "sampling": {"max_new_tokens": 64}}
+        loglikelihood = {"task": "evalsuite/answers.yaml", "metric": "acc"}
+        found["chance"] = 0.0
+    else:
+        reply = context + (
+            "Options:\n{% for choice in choices %}- {{ choice.strip() }}\n{% endfor %}"
+            "Answer with one of the options."
+        )
+        generation = {"scorer": "option", "sampling": {"max_new_tokens": 64}}
+        loglikelihood = {"task": "evalsuite/choices.yaml", "metric": "acc"}
+        found["chance"] = "per_document"
+        if layout.verbatim:
+            generation["chance"] = 0.0  # The prompt names no choice, unless its author listed them.
+    if not layout.verbatim:
+        generation["prompt_template"] = reply
+    generation |= {"dataset": "evalsuite", "metric": "accuracy", "stop": ["\n\n", "\nQuestion:"]}
+    return found | {"loglikelihood": loglikelihood, "generation": generation}
 
 
 def all_benchmarks() -> Iterator[Benchmark]:

@@ -1,5 +1,6 @@
 """Suites: lists of benchmarks with limits, contexts, few-shot counts and sampling. One YAML file each."""
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -19,7 +20,14 @@ from evalsuite.tasks.benchmark import (
     known_benchmarks,
     load_benchmark,
 )
-from evalsuite.tasks.requested import Requested, parse_requested, requested_name
+from evalsuite.tasks.requested import (
+    QUESTION_FILES,
+    YAML_FILES,
+    Requested,
+    is_benchmark_file,
+    parse_requested,
+    requested_name,
+)
 from evalsuite.tasks.samplers import SAMPLERS
 
 FOLDER = Path(__file__).parent / "suites"
@@ -41,7 +49,7 @@ class Entry(Strict):
     """One benchmark of a suite, with its overrides."""
 
     benchmark: str
-    """A name from `evalsuite show benchmarks`, or a YAML file relative to the suite's."""
+    """A name from `evalsuite show benchmarks`, or a YAML or questions file, relative to the suite's."""
     protocols: Annotated[tuple[Protocol, ...], Distinct] = ()
     """Empty: all protocols of the benchmark."""
     contexts: Annotated[tuple[Positive, ...], Distinct] = ()
@@ -157,6 +165,8 @@ def load_suite(name: str | Path) -> Suite:
 
 def _is_suite(name: str) -> bool:
     """Whether a name or file is a suite's; otherwise it is a benchmark's. Raises ConfigError if unknown."""
+    if name.endswith(QUESTION_FILES):
+        return False
     if suite_folder(name) is not None:
         return read_yaml(Path(name)).keys().isdisjoint(BENCHMARK_KEYS)
     if name in known_suites():
@@ -172,8 +182,7 @@ def _combined(text: str, requested: Sequence[Requested]) -> Suite:
     entries: dict[str, Entry] = {}
     for each in requested:
         if each.name not in suites:
-            file = str(Path(each.name).absolute()) if each.is_file else each.name
-            entries[file] = _requested_entry(Entry(benchmark=file), each)
+            entries[each.benchmark] = _requested_entry(Entry(benchmark=each.benchmark), each)
             continue
         for entry in _entries(suites[each.name], suite_folder(each.name)):
             protocols = entry.protocols or load_benchmark(entry.benchmark).protocols
@@ -190,7 +199,7 @@ def _combined(text: str, requested: Sequence[Requested]) -> Suite:
 
 
 def _name_of(text: str, requested: Sequence[Requested]) -> str:
-    if len(requested) == 1 and requested[0].is_plain and requested[0].is_file:
+    if len(requested) == 1 and requested[0].is_plain and requested[0].is_yaml:
         return load_benchmark(requested[0].name).name
     return requested_name(text)
 
@@ -199,12 +208,12 @@ def _entries(suite: Suite, near: Path | None) -> list[Entry]:
     """Entries that mean in another suite what they mean in this one: with its defaults and absolute paths."""
     found = []
     for entry in suite.benchmarks:
-        is_file = entry.benchmark.endswith((".yaml", ".yml"))
+        is_file = is_benchmark_file(entry.benchmark)
         sampling = suite.sampling.model_dump(exclude_none=True)
         if entry.sampling is not None:
             sampling |= entry.sampling.model_dump(exclude_none=True)
         update = {
-            "benchmark": str(((near or Path()) / entry.benchmark).absolute()) if is_file else entry.benchmark,
+            "benchmark": os.path.abspath((near or Path()) / entry.benchmark) if is_file else entry.benchmark,
             **_inherited(suite, entry),
             "sampling": SamplingOverride(**sampling) if sampling else None,
         }
@@ -265,7 +274,7 @@ def _expanded(name: str | Path, above: tuple[str, ...]) -> Suite:
 
 def suite_folder(name: str | Path) -> Path | None:
     """Return the folder that a suite names files of benchmarks from; None for a built-in suite."""
-    return Path(name).parent if str(name).endswith((".yaml", ".yml")) else None
+    return Path(name).parent if str(name).endswith(YAML_FILES) else None
 
 
 def _read(name: str | Path) -> Suite:
@@ -293,9 +302,17 @@ def resolve(suite: Suite, *, near: Path | None = None) -> list[tuple[Entry, Benc
         Pairs of entry and benchmark; protocols, contexts, limit and num_fewshot of the entry are filled in.
 
     Raises:
-        ConfigError: an unknown benchmark, or a protocol or contexts that a benchmark does not have.
+        ConfigError: an unknown benchmark, two of one name, or a protocol or contexts that a benchmark does
+            not have.
+        DataError: a file of questions that cannot be read.
     """
-    return [_resolved(suite, entry, _loaded(suite, entry, near)) for entry in suite.benchmarks]
+    found = [_resolved(suite, entry, _loaded(suite, entry, near)) for entry in suite.benchmarks]
+    names = [benchmark.name for _, benchmark in found]
+    if repeated := next((name for name in names if names.count(name) > 1), None):
+        raise ConfigError(
+            f"{suite.location}: two benchmarks are named '{repeated}'; rename one of their files"
+        )
+    return found
 
 
 def _loaded(suite: Suite, entry: Entry, near: Path | None) -> Benchmark:

@@ -79,7 +79,7 @@ def _check_built_suite(config: RunConfig, manifest: Manifest) -> None:
 def _suite_name(suite: Path | str) -> str:
     """Return the name of a suite, which a YAML file states. Raises ConfigError for an unreadable file."""
     requested = parse_requested(str(suite))
-    if len(requested) > 1 or not (requested[0].is_plain and requested[0].is_file):
+    if len(requested) > 1 or not (requested[0].is_plain and requested[0].is_yaml):
         return requested_name(str(suite))
     from evalsuite.foundation.strict_yaml import read_yaml
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from evalsuite.evaluation.checkpoints import LocalCheckpoint, check_max_length
 from evalsuite.evaluation.run_paths import Cell
-from evalsuite.foundation import ConfigError, RunFolderError
+from evalsuite.foundation import ConfigError, RunFolderError, content_hash
 from evalsuite.foundation.chat_templates import check_template_arguments
 from evalsuite.foundation.context_limits import context_name
 from evalsuite.foundation.strict import parse
@@ -325,14 +325,17 @@ def _benchmark(
         recall=recall_numbers(benchmark),
         cluster_column=benchmark.cluster_column,
         dataset=hub_dataset(benchmark),
+        files_hash=_files_hash(benchmark),
         not_leading=entry.not_leading,
         protocols=protocols,
     )
 
 
 def hub_dataset(benchmark: Benchmark) -> HubDataset | None:
-    """The dataset of a benchmark; None if it is generated, or its subjects come from several."""
+    """The dataset of a benchmark; None if it is generated, or comes from a file or from several datasets."""
     sources = [source for _, source in benchmark.subject_sources]
+    if any(source.file for source in sources):
+        return None
     if len({(source.dataset, source.split) for source in sources}) != 1:
         return None
     configs = {source.config for source in sources}
@@ -340,6 +343,12 @@ def hub_dataset(benchmark: Benchmark) -> HubDataset | None:
     return HubDataset(
         id=first.dataset, config=configs.pop() if len(configs) == 1 else None, split=first.split
     )
+
+
+def _files_hash(benchmark: Benchmark) -> str:
+    """The hash of the files that a benchmark reads, over all subjects if there are several; "" for none."""
+    hashes = [source.sha256 for _, source in benchmark.subject_sources if source.file]
+    return hashes[0] if len(hashes) == 1 else content_hash(hashes) if hashes else ""
 
 
 def benchmarks_in(manifest: Manifest) -> dict[str, Benchmark]:

@@ -21,7 +21,8 @@ Category = Literal[
     "language_modeling",
     "other",
 ]
-"""What a benchmark tests; `other` marks imported benchmarks that evalsuite does not know."""
+"""What a benchmark tests; `other` marks one's own questions, and imported benchmarks that
+evalsuite does not know."""
 CATEGORIES: tuple[Category, ...] = get_args(Category)
 
 PERPLEXITIES: dict[str, str | None] = {

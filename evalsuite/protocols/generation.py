@@ -279,7 +279,8 @@ class GenerationBenchmark:
         sample, metric = self._samples[number], self._spec.metric
         chance = self._spec.chance if self._spec.chance is not None else self._benchmark.chance
         if chance == "per_document":
-            chance = chance_of(sample.choices or [])
+            row = self._documents[number].row
+            chance = chance_of(sample.choices or (row.get("choices", ()) if self._spec.scorer else ()))
         if response.error:
             return Score.from_error(response.error, chance)
         answer: str | None = response.text

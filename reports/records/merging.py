@@ -251,7 +251,7 @@ def _merge_benchmarks(
             if known is None:
                 merged[benchmark.name], source[benchmark.name] = benchmark, run
                 continue
-            for field in ("category", "chance", "group", "group_weight"):
+            for field in ("files_hash", "category", "chance", "group", "group_weight"):
                 _must_agree(benchmark.name, field, known, benchmark, source[benchmark.name], run)
             # An older plan does not name its column; the clusters of its score rows tell.
             columns = {each.cluster_column for each in (known, benchmark)} - {None}

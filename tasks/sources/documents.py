@@ -14,9 +14,10 @@ from typing import Any
 from evalsuite.foundation import ConfigError, DataError, content_hash, nearest
 from evalsuite.tasks.benchmark import Benchmark, Completion, Source
 from evalsuite.tasks.generator import CountTokens, Row, generate
+from evalsuite.tasks.questions import check_unchanged, records
 from evalsuite.tasks.samplers import SAMPLERS
 from evalsuite.tasks.sources.completion import Completer
-from evalsuite.tasks.sources.data import DataSource, open_source
+from evalsuite.tasks.sources.data import DataSource, open_source, without_nan
 from evalsuite.tasks.sources.generated_cache import read_generated
 from evalsuite.tasks.sources.prefix import excerpts
 from evalsuite.tasks.sources.transforms import TRANSFORMS
@@ -124,7 +125,7 @@ def all_documents(benchmark: Benchmark, *, data_dir: Path | str | None = None) -
     for subject, source in benchmark.subject_sources:
         found.append(with_clusters(with_ids(_read(source, source.split, data, subject)), source))
         if not found[-1]:
-            raise DataError(f"{benchmark.name}: {source.dataset} ({source.split}) has no documents")
+            raise DataError(f"{benchmark.name}: {source.address} has no documents")
     how = benchmark.completion
     if how is None:
         return found
@@ -251,13 +252,13 @@ def _cluster(document: Document, column: str, source: Source) -> str:
     if column in document.row:
         if document.row[column] is None:
             raise DataError(
-                f"{source.dataset}: document {document.doc_id}: cluster_column '{column}' is missing; "
+                f"{source.name}: document {document.doc_id}: cluster_column '{column}' is missing; "
                 "filter such rows, or name another column"
             )
         return content_hash(document.row[column], length=12)
     if column == "subject" and document.subject is not None:
         return content_hash(document.subject, length=12)
-    raise DataError(f"{source.dataset}: has no cluster_column '{column}'{nearest(column, document.row)}")
+    raise DataError(f"{source.name}: has no cluster_column '{column}'{nearest(column, document.row)}")
 
 
 def sample_documents(
@@ -295,7 +296,9 @@ def _read(
 ) -> list[tuple[Row, str | None]]:
     """Read one split as (row, subject) pairs, filtered and transformed."""
     found: list[tuple[Row, str | None]]
-    if source.configs:
+    if source.file:
+        found = [(row, subject or _subject(row, source)) for row in _read_file(source)]
+    elif source.configs:
         found = [(row, name) for name in source.configs for row in data.rows(source.dataset, name, split)]
     elif source.merge_configs:
         assert source.subject_column is not None
@@ -306,14 +309,24 @@ def _read(
         found = [(row, subject if subject is not None else _subject(row, source)) for row in rows]
     for column, value in source.filters.items():
         if found and column not in found[0][0]:
-            raise DataError(f"{source.dataset}: has no column '{column}'{nearest(column, found[0][0])}")
+            raise DataError(f"{source.name}: has no column '{column}'{nearest(column, found[0][0])}")
         found = [(row, name) for row, name in found if _normalize(row[column]) == _normalize(value)]
     if source.transform is None:
         return found
-    transform = TRANSFORMS.get_or_raise(source.transform, source.dataset)
-    where = f"{source.dataset}: transform {source.transform}"
+    transform = TRANSFORMS.get_or_raise(source.transform, source.name)
+    where = f"{source.name}: transform {source.transform}"
     rows = transform([row for row, _ in found], data, source.transform_args, where)
     return [(row, subject) for row in rows]
+
+
+def _read_file(source: Source) -> list[Row]:
+    if source.columns is None:
+        rows = [without_nan(row) for _, row in records(source.path)]
+    else:
+        named = (source.subject_column, source.cluster_column, *source.filters)
+        rows = source.open_file().rows([name for name in named if name is not None])
+    check_unchanged(source.path, source.sha256)
+    return rows
 
 
 def _normalize(value: Any) -> str:
@@ -325,6 +338,6 @@ def _subject(row: Row, source: Source) -> str | None:
         return None
     if source.subject_column not in row:
         raise DataError(
-            f"{source.dataset}: has no column '{source.subject_column}'{nearest(source.subject_column, row)}"
+            f"{source.name}: has no column '{source.subject_column}'{nearest(source.subject_column, row)}"
         )
     return str(row[source.subject_column])

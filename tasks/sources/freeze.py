@@ -17,6 +17,7 @@ from evalsuite.foundation import (
 )
 from evalsuite.tasks.benchmark import Benchmark, Source
 from evalsuite.tasks.generator import CountTokens
+from evalsuite.tasks.questions import records
 from evalsuite.tasks.sources.assets import LICENSE, freeze_asset
 from evalsuite.tasks.sources.data import DataSource, frozen_path, open_source, read_parquet, source_name
 from evalsuite.tasks.sources.documents import documents
@@ -72,7 +73,7 @@ def freeze(
 
     Files that are already frozen and intact are skipped. Data that the source does not have is reported in
     the result, and a further call with another source adds it. Of generated benchmarks only the inputs are
-    frozen.
+    frozen. One's own files are read, so that a wrong row shows, and stay where they are.
 
     Args:
         suite: a name or a YAML file.
@@ -81,19 +82,22 @@ def freeze(
 
     Raises:
         ConfigError: an unknown suite.
-        DataError: an unusable source or manifest.
+        DataError: an unusable source or manifest, or a row of one's own that is no question.
         RunFolderError: the folder cannot be written.
     """
     splits: dict[Path, _Split] = {}
     assets: dict[str, None] = {}
+    result = FreezeResult([], {})
     for entry, benchmark in resolve(load_suite(suite), near=suite_folder(suite)):
+        for source_file in {each.path: each for _, each in benchmark.subject_sources if each.file}.values():
+            rows = source_file.open_file().rows() if source_file.columns else records(source_file.path)
+            result.files.append(FrozenFile(source_file.path, sum(1 for _ in rows), benchmark.license))
         fewshot = any(entry.num_fewshot[protocol] for protocol in entry.protocols)
         for split in _splits(benchmark, fewshot=fewshot):
             splits.setdefault(split.path, split)
         assets |= dict.fromkeys(benchmark.assets)
     data = open_source(source)
     manifest = _manifest(folder)
-    result = FreezeResult([], {})
     for path, split in progress(splits.items(), total=len(splits), what="freeze", unit="file", quiet=quiet):
         try:
             if not _intact(folder, path, manifest):
@@ -188,6 +192,8 @@ def _write(
 def _splits(benchmark: Benchmark, *, fewshot: bool) -> Iterator[_Split]:
     further = list(benchmark.generated.inputs) if benchmark.generated is not None else []
     for _, source in benchmark.subject_sources:
+        if source.file:
+            continue
         names = [source.split, *([source.fewshot_split] if fewshot and source.fewshot_split else [])]
         for split in names:
             for config in _configs(source):

@@ -100,7 +100,19 @@ def arc() -> dict:
     [
         ({"titel": "x"}, "unknown key 'titel'; did you mean 'title'"),
         ({"license": None}, "'license' = None"),
-        ({"source": {"dataset": "a/b", "splits": "test"}}, "'source.split' is required"),
+        (
+            {"source": {"dataset": "a/b", "splits": "test"}},
+            "unknown key 'source.splits'; did you mean 'split'",
+        ),
+        ({"source": {"dataset": "a/b"}}, "'source': 'split' is required"),
+        ({"source": {"split": "test"}}, "'source': give either 'dataset' or 'file'"),
+        (
+            {"source": {"file": "q.jsonl", "split": "test"}},
+            "'source': 'split' belongs to a 'dataset'; remove it",
+        ),
+        ({"source": {"dataset": "a/b", "split": "test", "sha256": "0"}}, "'sha256' belongs to a 'file'"),
+        ({"source": {"file": "none.jsonl"}}, r"none\.jsonl: no such file"),
+        ({"source": {"file": "none.txt"}}, r"none\.txt: not a file of questions; known: \.jsonl"),
         (
             {"source": {"dataset": "a/b", "split": "test", "fewshot_split": "test"}},
             "must not be the evaluated split",

@@ -31,6 +31,7 @@ def add(commands: argparse._SubParsersAction) -> None:
         example=(
             "  evalsuite run quick --teacher ./teacher --checkpoint ./student --out runs/first\n"
             "  evalsuite run arc_easy,gsm8k:0shot:limit=200 --checkpoint ./student --out runs/second\n"
+            "  evalsuite run questions.jsonl --checkpoint ./student --out runs/own\n"
             "  evalsuite run --config run.yaml --limit 100\n"
             "  evalsuite run --out runs/first --infer-only --export-shard a.tar.xz\n"
             "  evalsuite run --out runs/first --score-only --merge-shards a.tar.xz"
@@ -39,8 +40,9 @@ def add(commands: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "suite",
         nargs="?",
-        help="suites, benchmarks (`evalsuite show`) and YAML files of either, joined by commas; each can "
-        "have options after colons: arc_easy,gsm8k:0shot,hellaswag:loglikelihood:limit=200. Optional "
+        help="suites, benchmarks (`evalsuite show`), YAML files of either and files of your own questions "
+        "(.jsonl, .csv, .parquet), joined by commas; each can have options after colons: "
+        "arc_easy,gsm8k:0shot,hellaswag:loglikelihood:limit=200,questions.csv:answer=solution. Optional "
         "without the build phase",
     )
     parser.add_argument(

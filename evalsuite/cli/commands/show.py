@@ -54,7 +54,9 @@ def add(commands: argparse._SubParsersAction) -> None:
     benchmark = subjects.add_parser(
         "benchmark", help="prompts of a benchmark, exactly as a model receives them"
     )
-    benchmark.add_argument("name", help="a name from `evalsuite show benchmarks`, or a YAML file")
+    benchmark.add_argument(
+        "name", help="a name from `evalsuite show benchmarks`, or a YAML or questions file"
+    )
     benchmark.add_argument(
         "--sample", type=int, default=1, metavar="N", help="documents (default: %(default)s)"
     )

@@ -1,5 +1,6 @@
-"""Scorers of short answers: one of the options by its text, or one exact text."""
+"""Scorers of short answers: an option by its text, an accepted answer, or one exact text."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,6 +30,18 @@ def option(row: Mapping[str, Any], response: str) -> ScorerOutput:
     return ScorerOutput({"accuracy": float(extracted == target)}, extracted, target)
 
 
+def answer(row: Mapping[str, Any], response: str) -> ScorerOutput:
+    """Return `accuracy`: whether the first line is an accepted answer, and `contains`: whether it holds one.
+
+    Case, surrounding punctuation, articles at the beginning and a lead such as "The answer is" are ignored.
+    """
+    line = first_line(response.strip())
+    given, answers = _bare(line), {_bare(str(each)) for each in row["answers"]}
+    contains = any(re.search(rf"(?<!\w){re.escape(each)}(?!\w)", _bare(line)) for each in answers)
+    values = {"accuracy": float(given in answers), "contains": float(contains)}
+    return ScorerOutput(values, given, " | ".join(map(str, row["answers"])))
+
+
 def exact(row: Mapping[str, Any], response: str) -> ScorerOutput:
     """Return `accuracy`: whether the response is one of the answers, ignoring white space at line ends."""
     lines = "\n".join(line.strip() for line in response.strip().splitlines())
@@ -41,5 +54,17 @@ def _words(text: str) -> str:
     return " ".join(english_words(text)) or text.strip().lower()
 
 
-for _function in (option, exact):
+def _bare(text: str) -> str:
+    """The text that is compared; signs and points of a number stay."""
+    bare = " ".join(text.casefold().split()).strip(_SURROUNDING)
+    return _LEAD.sub("", bare).strip(_SURROUNDING) or bare or text.strip()
+
+
+_SURROUNDING = " .,;:!?\"'“”‘’`*()[]"
+_LEAD = re.compile(
+    r"^(?:(?:so |thus |therefore )?(?:the )?(?:final |correct )?answer(?: is|:)\s*:?)?\s*(?:(?:a|an|the) )?"
+)
+
+
+for _function in (option, answer, exact):
     SCORERS.add(_function.__name__, Scorer(_function, modules=(words,)))
