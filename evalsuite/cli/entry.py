@@ -20,6 +20,7 @@ from evalsuite.cli.commands import (
     run,
     select,
     show,
+    validate,
     view,
 )
 from evalsuite.cli.exit_codes import guarded
@@ -42,6 +43,7 @@ VERBS = (
     doctor,
     convert,
     show,
+    validate,
 )
 RESUMABLE = ("demo", "distill", "select", "prepare", "run", "probe")
 """Commands that resume when they are repeated."""
