@@ -77,6 +77,9 @@ class RunConfig:
     """What carries out inference; a name from `evalsuite show executors`."""
     executor_args: Mapping[str, Any] = field(default_factory=dict, metadata=_read_by("infer"))
     """Arguments of the executor, such as the address of a Ray cluster."""
+    cache: bool = field(default=True, metadata=_read_by("infer", flag="--no-cache"))
+    """Reuse responses that runs in other folders have computed with the same fingerprint, and share those of
+    this one (`evalsuite cache`)."""
     device: str = field(default="auto", metadata=_read_by("infer"))
     """``cpu``, ``cuda``, ``cuda:1`` or ``auto``."""
     dtype: str = field(default="auto", metadata=_read_by("infer"))

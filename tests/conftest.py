@@ -3,6 +3,8 @@
 import gc
 import os
 
+# Tests neither read nor write the user's cache; an empty value means none.
+os.environ["EVALSUITE_CACHE"] = ""
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Before numpy and torch are imported, whose threads would wait for the processors of the other worker.
     os.environ.setdefault("OMP_NUM_THREADS", "1")

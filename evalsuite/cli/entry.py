@@ -7,6 +7,7 @@ import evalsuite
 from evalsuite.cli.commands import (
     admit,
     bench,
+    cache,
     compare,
     convert,
     demo,
@@ -44,6 +45,7 @@ VERBS = (
     convert,
     show,
     validate,
+    cache,
 )
 RESUMABLE = ("demo", "distill", "select", "prepare", "run", "probe")
 """Commands that resume when they are repeated."""

@@ -1,18 +1,20 @@
 """Build phase: documents become requests in token ids, once per tokenizer."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from evalsuite.evaluation.checkpoints import CheckpointRegistry, LocalCheckpoint
-from evalsuite.evaluation.documents import load_documents
+from evalsuite.evaluation.documents import LoadedDocuments, load_documents
 from evalsuite.evaluation.environment import update_environment
 from evalsuite.evaluation.plan import (
     ResolvedSuite,
     benchmarks_in,
+    built_suite,
     count_documents,
+    grow,
     make_manifest,
-    refuse_other_config,
 )
 from evalsuite.evaluation.processes.workers import Shared, WorkerPool
 from evalsuite.evaluation.run_paths import (
@@ -27,6 +29,7 @@ from evalsuite.evaluation.run_paths import (
     write_requests,
 )
 from evalsuite.foundation import RunFolderError, content_hash, progress
+from evalsuite.foundation.context_limits import context_name
 from evalsuite.protocols.generation import GenerationBenchmark
 from evalsuite.protocols.loglikelihood import LogLikelihoodBenchmark
 from evalsuite.protocols.request_set import RequestSet
@@ -59,7 +62,7 @@ def build_requests(
     quiet: bool = False,
     pool: WorkerPool | None = None,
 ) -> Manifest:
-    """Write manifest, documents and requests of a run; existing requests are reused.
+    """Write manifest, documents and requests of a run, which grows by what is new; requests are reused.
 
     The workers of `pool` share the benchmarks. Without a pool, and for checkpoints that bring their own code,
     all are built in this process.
@@ -68,34 +71,37 @@ def build_requests(
         diverged: students without a checkpoint, for the manifest.
 
     Raises:
-        RunFolderError: the folder holds a run of another suite or with other options.
+        RunFolderError: the folder holds a run whose requests other options would change, or whose data has
+            changed.
         ConfigError, DataError: as `load_documents`.
     """
     if pool is None or trust_remote_code:
         pool = WorkerPool()
     before = read_built(run) if is_run_folder(run) else None
+    grown: _Growth | None = None
     new = {each.weights_id for each in checkpoints}
     others = [each for each in before.checkpoints if each.weights_id not in new] if before else []
     # The run's labels stay, while those of these checkpoints may change.
     registry = CheckpointRegistry(others)
     checkpoints = [replace(each, label=registry.add(each)) for each in checkpoints]
     if before is not None:
-        # What an earlier call left out stays out: the requests of a run do not change.
-        resolved = resolved.without(before.left_out)
-        refuse_other_config(run, before, resolved)
-    if before is None:
+        # What an earlier call left out stays out.
+        resolved = grow(run, before, resolved.without(before.left_out))
+        load = partial(load_documents, skip_missing=skip_missing, strict=strict, pool=pool)
+        grown = _grow_documents(run, before, resolved, checkpoints, partial(load, data_dir=data_dir))
+        resolved = resolved.without(grown.left_out)
+    if grown is None:
         # Requests without a manifest come from an interrupted build.
         loaded = load_documents(
             resolved, checkpoints, data_dir, skip_missing=skip_missing, strict=strict, pool=pool
         )
         resolved, found = resolved.without(loaded.left_out), loaded.documents
-        left_out, partial = loaded.left_out, loaded.partial
+        left_out, incomplete = loaded.left_out, loaded.partial
         for name, documents in found.items():
             write_documents(documents_path(run, name), documents)
-        cells = resolved.cells({name: len(documents) for name, documents in found.items()})
     else:
-        cells, left_out, partial = cells_of(before), before.left_out, before.partial
-        found = {cell.benchmark: read_documents(run, cell.benchmark) for cell in cells}
+        found, left_out, incomplete = grown.documents, grown.left_out, grown.incomplete
+    cells = resolved.cells({name: len(documents) for name, documents in found.items()})
     counts = {
         (cell.benchmark, cell.protocol): count_documents(
             cell_documents(found[cell.benchmark], cell, resolved.suite.seed)
@@ -107,10 +113,11 @@ def build_requests(
         data=source_name(data_dir),
         documents={name: _documents_hash(each) for name, each in found.items()},
         left_out=left_out,
-        partial=partial,
+        partial=incomplete,
     )
     if before is not None:
         manifest = _merged(run, before, manifest)
+        _make_room(run, before, manifest, found, checkpoints)
     for tokenizer, group in _by_tokenizer(checkpoints).items():
         missing = [
             cell for cell in cells if before is None or not requests_path(run, tokenizer, cell).is_file()
@@ -130,6 +137,101 @@ def build_requests(
     update_environment(run)
     write_manifest(run, manifest)
     return manifest
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Growth:
+    """Documents of a run that grows."""
+
+    documents: dict[str, list[Document]]
+    left_out: dict[str, str]
+    incomplete: dict[str, tuple[int, ...]]
+
+
+def _grow_documents(
+    run: Path,
+    before: Manifest,
+    resolved: ResolvedSuite,
+    checkpoints: Sequence[LocalCheckpoint],
+    load: Callable[..., LoadedDocuments],
+) -> _Growth:
+    """Read the documents of a run, and load those that a suite adds.
+
+    Args:
+        run, before: the run, and its manifest.
+        resolved: what it is to have.
+        checkpoints: of this call.
+        load: takes suite and checkpoints, as `load_documents`.
+
+    Raises:
+        RunFolderError: the data no longer has the documents of the run.
+        ConfigError, DataError: as `load_documents`.
+    """
+    known = {benchmark.name: entry for entry, benchmark in built_suite(before).entries}
+    documents = {name: read_documents(run, name) for name in known}
+    added = [
+        pair
+        for pair in resolved.entries
+        if (entry := known.get(pair[1].name)) is None
+        or (entry.limit, entry.contexts) != (pair[0].limit, pair[0].contexts)
+    ]
+    if not added:
+        return _Growth(documents=documents, left_out=before.left_out, incomplete=before.partial)
+    # Token counts go on in the tokenizer that the run began with.
+    first = before.checkpoints[0].tokenizer
+    ordered = sorted(checkpoints, key=lambda each: each.tokenizer != first)
+    loaded = load(replace(resolved, entries=tuple(added)), ordered)
+    there = {*known, *(context_name(name, each) for name, entry in known.items() for each in entry.contexts)}
+    for name, why in loaded.left_out.items():
+        if name in there:
+            raise RunFolderError(f"{run}: has {name}, which cannot grow now ({why}); choose another --out")
+    for name, found in loaded.documents.items():
+        ids = {document.doc_id for document in found}
+        lost = [document.doc_id for document in documents.get(name, ()) if document.doc_id not in ids]
+        if lost:
+            raise RunFolderError(
+                f"{run}: {len(lost)} documents of {name} are not in the data that it now comes from, such as "
+                f"{lost[0]}; choose another --out"
+            )
+        documents[name] = found
+    return _Growth(
+        documents=documents,
+        left_out=before.left_out | loaded.left_out,
+        incomplete=before.partial | loaded.partial,
+    )
+
+
+def _make_room(
+    run: Path,
+    before: Manifest,
+    manifest: Manifest,
+    found: Mapping[str, list[Document]],
+    checkpoints: Sequence[LocalCheckpoint],
+) -> None:
+    """Remove the requests of cells that grow, and write their documents and the manifest.
+
+    In this order, a build that is interrupted anywhere is resumed by the next one: requests that are missing
+    are built. Responses stay.
+    """
+    old = {(cell.benchmark, cell.protocol): cell.documents for cell in cells_of(before)}
+    grown = [
+        cell for cell in cells_of(manifest) if old.get((cell.benchmark, cell.protocol)) != cell.documents
+    ]
+    if not grown:
+        return
+    here = {each.tokenizer for each in checkpoints}
+    for checkpoint in before.checkpoints:
+        if checkpoint.tokenizer not in here:
+            raise RunFolderError(
+                f"{run}: {grown[0].benchmark} also needs requests for the tokenizer of {checkpoint.label}; "
+                "pass that checkpoint, too, or choose another --out"
+            )
+    for cell in grown:
+        for tokenizer in here:
+            requests_path(run, tokenizer, cell).unlink(missing_ok=True)
+    for name in dict.fromkeys(cell.benchmark for cell in grown):
+        write_documents(documents_path(run, name), found[name])
+    write_manifest(run, manifest)
 
 
 def _merged(run: Path, before: Manifest, new: Manifest) -> Manifest:

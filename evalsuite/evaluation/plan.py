@@ -2,11 +2,11 @@
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from evalsuite.evaluation.checkpoints import LocalCheckpoint, check_max_length
 from evalsuite.evaluation.run_paths import Cell
@@ -14,6 +14,7 @@ from evalsuite.foundation import ConfigError, RunFolderError, content_hash
 from evalsuite.foundation.chat_templates import check_template_arguments
 from evalsuite.foundation.context_limits import context_name
 from evalsuite.foundation.strict import parse
+from evalsuite.foundation.taxonomy import Protocol
 from evalsuite.models.inference.requests import SamplingParams
 from evalsuite.protocols.prompt_text import chat_text
 from evalsuite.reports.run import FILE, DivergedStudent, HubDataset, Manifest, ProtocolSettings
@@ -37,6 +38,8 @@ class ResolvedSuite:
     """Whether chat prompts go through the tokenizers' chat templates."""
     max_length: int | None = None
     """Positions that checkpoints are extended to; None: they read what their configs state."""
+    built: Mapping[str, "BuiltSampling"] = field(default_factory=dict)
+    """Benchmark → its sampling where a run has settled it, whatever the suite states."""
 
     @cached_property
     def config(self) -> dict[str, Any]:
@@ -72,9 +75,13 @@ class ResolvedSuite:
 
     def seeds(self, benchmark: Benchmark) -> tuple[int, ...]:
         """Return the seeds of a benchmark's responses; greedy generation has one."""
+        if benchmark.name in self.built:
+            return self.built[benchmark.name].seeds
         return self.suite.seeds if self._sampling(benchmark).temperature > 0 else (0,)
 
     def _sampling(self, benchmark: Benchmark) -> SamplingSpec:
+        if benchmark.name in self.built:
+            return self.built[benchmark.name].sampling
         entry = next(entry for entry, other in self.entries if other.name == benchmark.name)
         assert benchmark.generation is not None
         sampling = resolve_sampling(self.suite, entry, benchmark)
@@ -98,6 +105,13 @@ class ResolvedSuite:
             for entry, benchmark in self.entries
             for protocol in entry.protocols
         )
+
+
+class BuiltSampling(NamedTuple):
+    """Sampling of a benchmark's responses in a run."""
+
+    sampling: SamplingSpec
+    seeds: tuple[int, ...]
 
 
 def _entry_config(entry: Entry) -> dict[str, Any]:
@@ -137,18 +151,15 @@ def resolve_suite(
             (entry.model_copy(update={"limit": limit, "limits": {}}), benchmark)
             for entry, benchmark in entries
         ]
-    chat = any(
-        "generation" in entry.protocols and benchmark.generation and benchmark.generation.prompt == "chat"
-        for entry, benchmark in entries
-    )
-    used = chat and _use_chat_template(loaded, checkpoints)
+    resolved = ResolvedSuite(loaded, tuple(entries), chat_template=False, max_length=max_length)
+    used = _has_chats(resolved) and _use_chat_template(loaded, checkpoints)
     if used:
         _check_template_arguments(loaded, [benchmark for _, benchmark in entries], checkpoints)
-    return ResolvedSuite(loaded, tuple(entries), used, max_length)
+    return replace(resolved, chat_template=used)
 
 
 def check_suite(suite: str | Path, manifest: Manifest, run: Path, *, limit: int | None = None) -> None:
-    """Refuse a suite that is not the one that a run was built with: what is scored was settled there.
+    """Refuse a suite that is no part of what a run was built with: what is scored was settled there.
 
     Args:
         suite: a name or a YAML file.
@@ -164,24 +175,135 @@ def check_suite(suite: str | Path, manifest: Manifest, run: Path, *, limit: int 
     if resolved.suite.chat_template == "auto":  # The tokenizers have decided.
         resolved = replace(resolved, chat_template=manifest.config["chat_template"])
     resolved = replace(resolved, max_length=manifest.max_length).without(manifest.left_out)
-    refuse_other_config(run, manifest, resolved)
+    grow(run, manifest, resolved)
+    known = built_suite(manifest)
+    names = {benchmark.name for _, benchmark in resolved.entries}
+    part = replace(known, entries=tuple(pair for pair in known.entries if pair[1].name in names))
+    where = _difference({"entries": part.config["entries"]}, {"entries": resolved.config["entries"]})
+    if where is not None or (part == known and resolved.suite.name != known.suite.name):
+        raise _refusal(run, manifest, resolved, where)
 
 
-def refuse_other_config(run: Path, manifest: Manifest, resolved: ResolvedSuite) -> None:
-    """Raise RunFolderError, which names the first difference, unless a suite is the one of a run."""
-    benchmarks = benchmarks_in(manifest)
-    entries = [
-        {**entry, "benchmark": benchmarks[entry["benchmark"]["name"]].model_dump(mode="json")}
-        for entry in manifest.config["entries"]  # Of an earlier version, perhaps, which had fewer settings.
-    ]
-    built = {**manifest.config, "entries": entries, "max_length": manifest.max_length}
-    where = _difference(built, {**resolved.config, "max_length": resolved.max_length})
-    if where is not None or manifest.suite != resolved.suite.name:
-        raise RunFolderError(
-            f"{run}: holds a run of suite {manifest.suite} with another configuration than "
-            f"{resolved.suite.location}{f' ({where})' if where else ''}; choose another --out, or repeat the "
-            "same suite and options"
+GROWING = ("protocols", "contexts", "limit", "limits", "seeds")
+"""Settings of a benchmark in which a run may grow; others change the requests that it has."""
+
+
+def grow(run: Path, manifest: Manifest, resolved: ResolvedSuite) -> ResolvedSuite:
+    """Return what a run has together with a suite: more benchmarks, protocols, contexts, documents or seeds.
+
+    What the run has and the suite lacks stays.
+
+    Raises:
+        RunFolderError: a setting differs that changes the requests of the run; the message names it.
+    """
+    known = built_suite(manifest)
+    mine, own = known.config, resolved.config
+    here = {entry["benchmark"]["name"]: entry for entry in own["entries"]}
+    both = [entry for entry in mine["entries"] if entry["benchmark"]["name"] in here]
+    where = _difference(
+        {"max_length": known.max_length, "seed": mine["seed"]}
+        | {"entries": [_fixed(entry, here[entry["benchmark"]["name"]]) for entry in both]},
+        {"max_length": resolved.max_length, "seed": own["seed"]}
+        | {"entries": [_fixed(here[entry["benchmark"]["name"]], entry) for entry in both]},
+    )
+    if where is None and _has_chats(known) and _has_chats(resolved):
+        where = _difference({"chat_template": known.chat_template}, {"chat_template": resolved.chat_template})
+    if where is not None:
+        raise _refusal(run, manifest, resolved, where)
+    entries = {benchmark.name: (entry, benchmark) for entry, benchmark in known.entries}
+    built = dict(known.built)
+    for entry, benchmark in resolved.entries:
+        before = entries.get(benchmark.name)
+        entries[benchmark.name] = (
+            (entry, benchmark) if before is None else (_grown(before[0], entry, benchmark), benchmark)
         )
+        if benchmark.name in built and "generation" in entry.protocols:
+            seeds = (*built[benchmark.name].seeds, *resolved.seeds(benchmark))
+            built[benchmark.name] = built[benchmark.name]._replace(seeds=tuple(dict.fromkeys(seeds)))
+        elif before is not None and "generation" in entry.protocols:
+            built[benchmark.name] = BuiltSampling(resolved._sampling(benchmark), resolved.seeds(benchmark))
+    return replace(
+        known,
+        suite=resolved.suite.model_copy(update={"name": _common_name(known, resolved)}),
+        entries=tuple(entries.values()),
+        chat_template=(known if _has_chats(known) else resolved).chat_template,
+        built=built,
+    )
+
+
+def built_suite(manifest: Manifest) -> ResolvedSuite:
+    """Return the suite of a run as it was built, with the sampling that was settled there."""
+    benchmarks = benchmarks_in(manifest)
+    reasons = {each.name: each.not_leading for each in manifest.benchmarks}
+    entries, built = [], {}
+    for stored in manifest.config["entries"]:
+        benchmark = benchmarks[stored["benchmark"]["name"]]
+        own = {key: value for key, value in stored.items() if key not in ("benchmark", "sampling", "seeds")}
+        own |= {"benchmark": benchmark.name, "not_leading": reasons[benchmark.name]}
+        entries.append((parse(own, Entry, FILE), benchmark))
+        if stored["sampling"] is not None:
+            sampling = parse(stored["sampling"], SamplingSpec, FILE)
+            built[benchmark.name] = BuiltSampling(sampling, tuple(stored["seeds"]))
+    names = tuple(Entry(benchmark=name) for name in benchmarks)
+    suite = Suite(name=manifest.suite, title=manifest.suite, seed=manifest.config["seed"], benchmarks=names)
+    template = bool(manifest.config["chat_template"])
+    return ResolvedSuite(suite, tuple(entries), template, manifest.max_length, built)
+
+
+def _refusal(run: Path, manifest: Manifest, resolved: ResolvedSuite, where: str | None) -> RunFolderError:
+    return RunFolderError(
+        f"{run}: holds a run of suite {manifest.suite} with another configuration than "
+        f"{resolved.suite.location}{f' ({where})' if where else ''}; choose another --out, or repeat the "
+        "same suite and options"
+    )
+
+
+def _fixed(entry: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what an entry and another one of the same benchmark must have in common."""
+    found = {key: value for key, value in entry.items() if key not in GROWING}
+    if entry["sampling"] is None or other["sampling"] is None:
+        del found["sampling"]  # One of them does not generate.
+    return found
+
+
+def _has_chats(resolved: ResolvedSuite) -> bool:
+    """Whether prompts depend on the use of chat templates."""
+    return any(
+        "generation" in entry.protocols and benchmark.generation and benchmark.generation.prompt == "chat"
+        for entry, benchmark in resolved.entries
+    )
+
+
+def _grown(before: Entry, after: Entry, benchmark: Benchmark) -> Entry:
+    """Return an entry with the protocols, contexts and documents of both."""
+    protocols = tuple(dict.fromkeys((*before.protocols, *after.protocols)))
+    limits: dict[Protocol, int | None] = {}
+    for entry in (before, after):
+        for protocol in entry.protocols:
+            limit = entry.limits.get(protocol, entry.limit)
+            known = limits.get(protocol, limit)
+            limits[protocol] = None if limit is None or known is None else max(limit, known)
+    given = [limit for limit in limits.values() if limit is not None]
+    most = max(given) if len(given) == len(limits) else None
+    # A sample of generated documents, or of several subjects, is no part of a larger one under one protocol.
+    divided = benchmark.generated is not None or len(benchmark.subject_sources) > 1
+    fewer = {name: limit for name, limit in limits.items() if limit not in (None, most) and not divided}
+    return before.model_copy(
+        update={
+            "protocols": protocols,
+            "contexts": tuple(dict.fromkeys((*before.contexts, *after.contexts))),
+            "limit": most,
+            "limits": fewer,
+        }
+    )
+
+
+def _common_name(known: ResolvedSuite, resolved: ResolvedSuite) -> str:
+    """Name of a run that has grown: the suite that has all of its benchmarks, else both."""
+    mine, own = ({benchmark.name for _, benchmark in each.entries} for each in (known, resolved))
+    if mine <= own:
+        return resolved.suite.name
+    return known.suite.name if own <= mine else f"{known.suite.name}+{resolved.suite.name}"
 
 
 def _difference(old: Any, new: Any, where: str = "") -> str | None:

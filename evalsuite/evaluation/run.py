@@ -14,7 +14,7 @@ from evalsuite.evaluation.checkpoints import diverged_students, expand_folders
 from evalsuite.evaluation.environment import coverage_notices, update_environment
 from evalsuite.evaluation.inference.warm_up import prepare_workers, serves_any
 from evalsuite.evaluation.inputs import check_inputs
-from evalsuite.evaluation.run_paths import read_built, responses_folder
+from evalsuite.evaluation.run_paths import read_built, responses_folder, shared_folder
 from evalsuite.executors import Executor, open_executor
 from evalsuite.foundation import locked
 from evalsuite.foundation.tracking import Tracker, check_tracker
@@ -31,12 +31,16 @@ class Summary:
     run: Path
     computed: dict[str, int] = field(default_factory=dict)
     """Responses computed by this call, per checkpoint; the others were cached."""
+    shared: dict[str, int] = field(default_factory=dict)
+    """Responses that an earlier run in another folder has computed, per checkpoint."""
     failed: Mapping[str, tuple[int, str]] = field(default_factory=dict)
     """Responses that are errors, per checkpoint: their number, and the reason of one."""
     merged: dict[str, int] = field(default_factory=dict)
     """New responses from shards, per checkpoint."""
     missing: int = 0
     """Responses that are still missing."""
+    way_out: str = "repeat the command to resume"
+    """What computes them."""
     scores: Any = None
     """The table of `evalsuite.reports.records.score_table.score_table`, after the score phase."""
     seconds: dict[str, float] = field(default_factory=dict)
@@ -57,6 +61,9 @@ class Summary:
         if self.computed:
             counts = ", ".join(f"{label} {count:,}" for label, count in self.computed.items())
             lines.append(f"computed responses: {counts}")
+        if self.shared:
+            counts = ", ".join(f"{label} {count:,}" for label, count in self.shared.items())
+            lines.append(f"responses of earlier runs (evalsuite cache): {counts}")
         # After scoring, errors are counted per document instead.
         lines += [
             f"{label}: {count:,} responses are errors, e.g. {reason}"
@@ -66,7 +73,7 @@ class Summary:
             counts = ", ".join(f"{label} {count:,}" for label, count in self.merged.items())
             lines.append(f"merged responses: {counts}")
         if self.missing:
-            lines.append(f"{self.missing:,} responses are missing; repeat the command to resume")
+            lines.append(f"{self.missing:,} responses are missing; {self.way_out}")
         lines += [
             f"{label}: {count:,} documents failed, e.g. {reason}"
             for label, (count, reason) in self.errors.items()
@@ -144,6 +151,8 @@ def evaluate(config: RunConfig) -> Summary:
                 import pandas as pd  # noqa: F401
 
                 found = scored()
+                if not infers:
+                    summary.way_out = "they are computed without --score-only"
                 summary.missing, summary.scores = found.missing, found.scores
                 summary.merged, summary.errors = found.merged, found.errors
         manifest = read_built(out)
@@ -234,6 +243,8 @@ def _infer(
     selected: Sequence[Checkpoint] = manifest.checkpoints
     if paths:
         selected = select_checkpoints(manifest, paths, trust_remote_code=config.trust_remote_code)
+    if left := [each.label for each in manifest.checkpoints if each not in selected]:
+        summary.way_out = f"name {', '.join(left)} with --checkpoint, too"
     for checkpoint in selected:
         engine_type(config.engine, config.engine_args, manifest.limit(checkpoint).extension)
     with phases.run_tracker(config) as tracker:
@@ -245,11 +256,13 @@ def _infer(
             executor,
             protocols=config.protocols,
             batches=[names.split(",") for names in config.benchmarks],
+            shared=shared_folder() if config.cache else None,
             quiet=config.quiet,
             on_checkpoint=partial(_track_inference, tracker),
             preloaded=preloaded,
         )
     summary.computed = {label: stats.computed for label, stats in done.items()}
+    summary.shared = {label: stats.shared for label, stats in done.items() if stats.shared}
     summary.failed = {label: (stats.failed, stats.reason) for label, stats in done.items() if stats.failed}
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evalsuite.foundation import DataError, RunFolderError, read_jsonl, write_text
+from evalsuite.foundation.cache_folder import cache_folder
 from evalsuite.foundation.context_limits import ContextLimit, context_name
 from evalsuite.models.inference.requests import Request, SamplingParams
 from evalsuite.protocols.request_set import RequestSet
@@ -111,6 +112,12 @@ def unread_contexts(config: Mapping[str, Any], limit: ContextLimit) -> dict[str,
 def responses_folder(run: Path) -> Path:
     """Return the folder of a run's responses."""
     return Path(run) / "responses"
+
+
+def shared_folder() -> Path | None:
+    """Return the folder of the responses that runs share; None if the user has no cache."""
+    cache = cache_folder()
+    return None if cache is None else cache / "responses"
 
 
 def open_responses(run: Path, manifest: Manifest) -> "ResponseCache":

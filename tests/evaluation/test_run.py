@@ -214,17 +214,6 @@ def test_truncated_response_or_score_is_recomputed(crew: Any, suite: Path, tmp_p
     assert records(run) == before
 
 
-def test_run_folder_with_another_plan_is_refused(crew: Any, suite: Path, tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    evaluate(RunConfig(suite=suite, checkpoints=["a"], out=run, phases=("build",), quiet=True))
-    with pytest.raises(RunFolderError, match=r"\(entries\[pocket_facts\].limit: 4 there, 3 here"):
-        evaluate(RunConfig(suite=suite, checkpoints=["a"], out=run, limit=3, quiet=True))
-    other = tmp_path / "other.yaml"
-    other.write_text("name: other\ntitle: O\nbenchmarks: [pocket_cloze]\n")
-    with pytest.raises(RunFolderError, match="holds a run of suite small"):
-        evaluate(RunConfig(suite=other, checkpoints=["a"], out=run, quiet=True))
-
-
 def test_run_folder_of_another_schema_is_refused(crew: Any, suite: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     evaluate(RunConfig(suite=suite, checkpoints=["a"], out=run, phases=("build",), quiet=True))

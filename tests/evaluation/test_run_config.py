@@ -30,6 +30,7 @@ VALUES: dict[str, tuple[list[str], Any]] = {
     "engine_args": (["--engine-args", "seed=1"], {"seed": 1}),
     "executor": (["--executor", "other"], "other"),
     "executor_args": (["--executor-args", "num_workers=2"], {"num_workers": 2}),
+    "cache": (["--no-cache"], False),
     "device": (["--device", "cpu"], "cpu"),
     "dtype": (["--dtype", "float16"], "float16"),
     "trust_remote_code": (["--trust-remote-code"], True),

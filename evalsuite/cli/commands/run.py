@@ -81,6 +81,12 @@ def add(commands: argparse._SubParsersAction) -> None:
     add_engine_option(parser, "inference engine")
     add_executor_options(parser, "inference runs")
     parser.add_argument(
+        "--no-cache",
+        dest="cache",
+        action="store_false",
+        help="neither use responses of runs in other folders nor share those of this run (`evalsuite cache`)",
+    )
+    parser.add_argument(
         "--dry-run", action="store_true", help="print documents, tokens and expected time, and exit"
     )
     phases = parser.add_argument_group("phases, for runs that are split across machines")

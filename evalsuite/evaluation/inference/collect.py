@@ -1,5 +1,6 @@
 """`infer`: hands jobs to an executor, and alone writes what its workers send into the run folder."""
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,8 +13,10 @@ from evalsuite.evaluation.inference.jobs import InferenceJob, split, whole_jobs
 from evalsuite.evaluation.inference.worker import EngineChoice, InferenceWorker, PreloadedEngine
 from evalsuite.evaluation.run_paths import open_responses
 from evalsuite.executors import Executor
-from evalsuite.foundation import ConfigError, progress
+from evalsuite.foundation import ConfigError, RunFolderError, progress
+from evalsuite.models.inference.requests import Response
 from evalsuite.models.inference.response_cache import Key, ResponseCache, response_from_dict
+from evalsuite.models.inference.shared_responses import SharedResponses
 from evalsuite.reports.run import Checkpoint, Manifest, read_environment
 
 
@@ -23,6 +26,8 @@ class InferenceStats:
 
     computed: int = 0
     """Responses computed by this call; the others were cached."""
+    shared: int = 0
+    """Responses that another run has computed."""
     failed: int = 0
     """Responses that are errors, cached ones included."""
     reason: str = ""
@@ -40,6 +45,7 @@ def infer(
     *,
     protocols: Sequence[str] = (),
     batches: Sequence[Sequence[str]] = (),
+    shared: Path | None = None,
     quiet: bool = False,
     on_checkpoint: Callable[[str, InferenceStats], None] = lambda label, stats: None,
     preloaded: PreloadedEngine | None = None,
@@ -54,6 +60,7 @@ def infer(
         executor: carries out the jobs; with several workers a checkpoint becomes several jobs.
         protocols: run only these; empty: all.
         batches: run only these benchmarks, batch by batch; empty: all at once.
+        shared: folder of the responses that runs share, which are used and added to.
         quiet: no progress bar.
         on_checkpoint: called with its label and counts when the responses of a checkpoint are complete.
         preloaded: engine of the first checkpoint, for an executor that runs jobs in this process.
@@ -67,7 +74,7 @@ def infer(
         RunFolderError: the folder holds responses of another engine, dtype or version, or cannot be written.
     """
     cache = open_responses(run, manifest)
-    jobs = whole_jobs(run, manifest, cache, checkpoints, choice, protocols, batches)
+    jobs = whole_jobs(run, manifest, cache, checkpoints, choice, protocols, batches, shared)
     if not jobs:
         return {}
     make_worker = InferenceWorker if preloaded is None else partial(InferenceWorker, preloaded)
@@ -80,7 +87,7 @@ def infer(
             )
         jobs = split(jobs, workers)
     with progress(total=int(sum(job.cost for job in jobs)), what="infer", unit="tok", quiet=quiet) as bar:
-        collector = _Collector(run, cache, bar, protocols)
+        collector = _Collector(run, cache, bar, protocols, shared)
         waiting = Counter(job.checkpoint.label for job in jobs)
         try:
             for number, result in executor.map(make_worker, jobs, collector, run / "executor"):
@@ -97,8 +104,11 @@ def infer(
 class _Collector:
     """The channel of the workers' messages; see `InferenceWorker`."""
 
-    def __init__(self, run: Path, cache: ResponseCache, bar: Any, protocols: Sequence[str]) -> None:
+    def __init__(
+        self, run: Path, cache: ResponseCache, bar: Any, protocols: Sequence[str], shared: Path | None
+    ) -> None:
         self._run, self._cache, self._bar = run, cache, bar
+        self._shared = None if shared is None else SharedResponses(shared)
         self._protocols = list(protocols)
         self._received: set[tuple[str, Key]] = set()
         self._stats: dict[str, InferenceStats] = {}
@@ -166,9 +176,24 @@ class _Collector:
             self._received.add((fingerprint, key))
             new.append((key, response))
         self._cache.add(fingerprint, new)
-        self.stats(message["label"]).computed += len(new)
+        stats = self.stats(message["label"])
+        if message["shared"]:
+            stats.shared += len(new)
+        else:
+            stats.computed += len(new)
+            self._share(fingerprint, new)
         if new:
             self._advance(message["label"], message["cost"])
+
+    def _share(self, fingerprint: str, new: Sequence[tuple[Key, Response]]) -> None:
+        """Give responses to later runs, unless the cache cannot be written."""
+        if self._shared is None:
+            return
+        try:
+            self._shared.add(fingerprint, new)
+        except RunFolderError as error:
+            self._shared = None
+            print(f"{error}; responses of this run are not shared with others", file=sys.stderr)
 
     def _advance(self, label: str, cost: float) -> None:
         self._costs.setdefault(label, [0.0, 0.0])[0] += cost

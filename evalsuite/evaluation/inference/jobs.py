@@ -37,6 +37,8 @@ class InferenceJob:
     batches: tuple[tuple[Part, ...], ...]
     cost: float = 0.0
     """Prefilled tokens."""
+    shared: Path | None = None
+    """Folder of the responses that runs share."""
 
     def __str__(self) -> str:
         return f"infer {self.checkpoint.label}"
@@ -83,6 +85,7 @@ class InferenceJob:
             batch_limits_source=(
                 f"{manifest_path(self.run)}: engines.{self.checkpoint.weights_id}.batch_limits"
             ),
+            shared=None if self.shared is None else str(self.shared),
         )
 
 
@@ -104,6 +107,7 @@ def whole_jobs(
     choice: EngineChoice,
     protocols: Sequence[str],
     batches: Sequence[Sequence[str]],
+    shared: Path | None = None,
 ) -> list[InferenceJob]:
     """Return one job per checkpoint.
 
@@ -113,6 +117,7 @@ def whole_jobs(
         choice: the engine.
         protocols: run only these; empty: all.
         batches: run only these benchmarks, batch by batch; empty: all at once.
+        shared: folder of the responses that runs share.
 
     Raises:
         ConfigError: a benchmark that is not in the run, or is listed twice.
@@ -149,6 +154,7 @@ def whole_jobs(
                 choice=replace(choice, max_length=limit.extension),
                 batches=parts,
                 cost=cost,
+                shared=shared,
             )
         )
     return jobs

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from evalsuite.evaluation.environment import describe_packages, kernel_facts
@@ -15,6 +16,7 @@ from evalsuite.foundation import CheckpointError
 from evalsuite.models.inference.base import Engine, MemoryBoundEngine
 from evalsuite.models.inference.requests import Request, Response, ScoreRequest
 from evalsuite.models.inference.response_cache import Key, compute_missing, reusable
+from evalsuite.models.inference.shared_responses import SharedResponses
 from evalsuite.reports.run import Checkpoint
 
 DECODE_COST = 4
@@ -114,13 +116,15 @@ class InferenceTask:
     batch_limits: Mapping[str, int] | None = None
     """Those that the run recorded for this checkpoint."""
     batch_limits_source: str = ""
+    shared: str | None = None
+    """Folder of the responses that runs share; None: they are not used."""
 
 
 class InferenceWorker:
     """Keeps the engine of the last checkpoint, and sends responses as they are computed.
 
     Messages: ``engine`` (facts of it and of the machine), ``responses`` (rows of a response log, with their
-    cost), ``spent`` (seconds, and the kernels that ran).
+    cost, and whether they are shared ones), ``spent`` (seconds, and the kernels that ran).
     """
 
     def __init__(self, preloaded: PreloadedEngine | None = None) -> None:
@@ -138,13 +142,20 @@ class InferenceWorker:
         engine = self._open(task)
         channel.send({"engine": _facts(engine)})
         failed: list[str] = []
+        shared = self._shared(task, engine)
         try:
             for batch in task.batches:
                 requests = {request.key(): request for request in batch}
                 known = {key: task.known[key] for key in requests if key in task.known}
                 done = reusable(requests, known, engine.max_length)
-                store = partial(_send, channel, task.checkpoint.label, engine.fingerprint, requests)
-                for key, response in compute_missing(engine, requests, frozenset(done), store):
+                send = partial(_send, channel, task.checkpoint.label, engine.fingerprint, requests)
+                found = {key: shared[key] for key in requests if key in shared and key not in done}
+                found = reusable(requests, found, engine.max_length)
+                send(list(found.items()), shared=True)
+                done |= found
+                # Other runs' responses belong to no batch that was interrupted.
+                own = {key: request for key, request in requests.items() if key not in found}
+                for key, response in compute_missing(engine, own, frozenset(done), send):
                     done[key] = response
                     computed += 1
                 failed += [error for request in batch if (error := done[request.key()].error)]
@@ -160,6 +171,14 @@ class InferenceWorker:
         if self._engine is not None:
             self._engine.close()
         self._engine = self._loaded = None
+
+    @staticmethod
+    def _shared(task: InferenceTask, engine: Engine) -> dict[Key, Response]:
+        if task.shared is None:
+            return {}
+        keys = {request.key() for batch in task.batches for request in batch}
+        missing = keys - task.known.keys()
+        return SharedResponses(Path(task.shared)).known(engine.fingerprint, missing) if missing else {}
 
     def _open(self, task: InferenceTask) -> Engine:
         if self._engine is None or self._loaded != (task.checkpoint, task.choice):
@@ -180,11 +199,14 @@ def _send(
     fingerprint: str,
     requests: Mapping[Key, Request],
     responses: Sequence[tuple[Key, Response]],
+    *,
+    shared: bool = False,
 ) -> None:
     if responses:
         rows = [[*key, response.to_dict()] for key, response in responses]
         cost = sum(token_cost(requests[key]) for key, _ in responses)
-        channel.send({"responses": rows, "fingerprint": fingerprint, "label": label, "cost": cost})
+        message = {"responses": rows, "fingerprint": fingerprint, "label": label, "cost": cost}
+        channel.send(message | {"shared": shared})
 
 
 def _facts(engine: Engine) -> dict[str, Any]:
