@@ -1,7 +1,7 @@
 """The committed protocol, validated: students, ways, contrasts, power."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -23,12 +23,48 @@ class Teacher(Strict):
     """Name -> options of `sliding_window` in every layer of the teacher's own weights."""
 
 
+class Way(Strict):
+    """One way to ask for a needle: the column of the score rows that answers."""
+
+    means: str
+    benchmark: str
+    """Name of the benchmark, of `{task}` and `{half}`."""
+    protocol: str
+    metric: str
+    chance: float = Field(ge=0, lt=1)
+
+
+class Needles(Strict):
+    """Tasks and contexts, each a cell with every way on the same documents."""
+
+    tasks: list[str] = Field(min_length=1)
+    contexts: list[int] = Field(min_length=1)
+    documents: int = Field(ge=1)
+    halves: dict[str, str]
+    """Half -> suffix of its benchmarks."""
+
+
+class Task(Strict):
+    """A short task under log-likelihood."""
+
+    metric: str
+    chance: float = Field(ge=0, lt=1)
+
+
+class ShortTasks(Strict):
+    """Tasks that exist plain and behind unrelated text."""
+
+    suffix: str
+    """Of the benchmarks with text before their prompts."""
+    tasks: dict[str, Task] = Field(min_length=1)
+
+
 class Question(Strict):
     """A contrast: what is lost by the first way and not by the second."""
 
-    of: str
+    of: Literal["needles", "short_tasks", "completion_tasks"]
     ways: tuple[str, str]
-    asks: str
+    question: str
 
 
 class Power(Strict):
@@ -47,7 +83,13 @@ class Protocol(Strict):
     question: str
     teachers: dict[str, Teacher] = Field(min_length=1)
     seeds: Annotated[list[Seed], Distinct] = Field(min_length=2)
-    ways: dict[str, str]
+    ways: dict[str, Way]
+    needles: Needles
+    suite: str
+    """YAML of the requests, from the root of the repository."""
+    short_tasks: ShortTasks
+    completion_tasks: dict[str, dict[str, str]]
+    """Benchmark -> protocol -> metric."""
     contrasts: dict[str, Question] = Field(min_length=1)
     unit: str
     families: str
