@@ -149,7 +149,10 @@ def freeze_generated(
     manifest = _manifest(folder)
     there = manifest["files"].get(name.as_posix())
     if there is None or not _intact(folder, name, manifest):
-        found = documents(benchmark, data_dir=folder, seed=seed, context=context, count_tokens=count_tokens)
+        plain = benchmark.model_copy(
+            update={"completion": None, "prefix": None}
+        )  # rows as they are generated
+        found = documents(plain, data_dir=folder, seed=seed, context=context, count_tokens=count_tokens)
         write_bytes(folder / name, encode_generated([each.row for each in found], count))
         there = {
             "sha256": file_hash(folder / name),
@@ -191,6 +194,9 @@ def _write(
 
 def _splits(benchmark: Benchmark, *, fewshot: bool) -> Iterator[_Split]:
     further = list(benchmark.generated.inputs) if benchmark.generated is not None else []
+    if benchmark.prefix is not None:
+        further.append(benchmark.prefix)
+    fewshot = fewshot or (benchmark.completion is not None and benchmark.completion.num_fewshot > 0)
     for _, source in benchmark.subject_sources:
         if source.file:
             continue

@@ -10,8 +10,8 @@ from evalsuite.cli import main
 from evalsuite.foundation import ConfigError, DataError, MissingDependencyError, file_hash
 from evalsuite.tasks.benchmark import load_benchmark
 from evalsuite.tasks.sources import assets
-from evalsuite.tasks.sources.documents import documents
-from evalsuite.tasks.sources.freeze import freeze
+from evalsuite.tasks.sources.documents import Document, documents
+from evalsuite.tasks.sources.freeze import freeze, freeze_generated
 
 SUITE = "name: s\ntitle: S\nbenchmarks: [piqa, pocket_facts, {benchmark: mmlu, limit: 2}, bear, bbh]\n"
 
@@ -75,6 +75,58 @@ def test_suite_is_frozen_with_checksums_and_licenses(
     assert files["baber__piqa/default/validation.parquet"]["license"] == "AFL-3.0"
     found = documents(load_benchmark("mmlu"), data_dir=folder)
     assert [each.row for each in found] == Source().rows("cais/mmlu", "all", "test")
+
+
+def test_examples_of_completions_and_prefixes_are_frozen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use(monkeypatch, Source())
+    path = tmp_path / "s.yaml"
+    path.write_text("name: s\ntitle: S\nbenchmarks: [arc_easy_fewshot, lambada_completion_padded]\n")
+    names = {
+        each.path.relative_to(tmp_path / "frozen").as_posix()
+        for each in freeze(path, tmp_path / "frozen", quiet=True).files
+    }
+    assert names == {
+        "allenai__ai2_arc/ARC-Easy/test.parquet",
+        "allenai__ai2_arc/ARC-Easy/validation.parquet",
+        "EleutherAI__lambada_openai/default/test.parquet",
+        "Xnhyacinth__LongBench/gov_report/test.parquet",
+    }
+
+
+def test_frozen_needles_are_those_that_a_run_generates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = " ".join(f"Word{number} follows here." for number in range(12_000))
+    monkeypatch.setattr(Source, "rows", lambda *_: [{"text": text}])
+    monkeypatch.setattr("evalsuite.tasks.sources.documents.open_source", lambda _: Source())
+    benchmark = load_benchmark("needle_single_inside")
+    benchmark = benchmark.model_copy(
+        update={"generated": benchmark.generated.model_copy(update={"count": 3})}  # type: ignore[union-attr]
+    )
+
+    def drawn() -> list[Document]:
+        return documents(
+            benchmark,
+            data_dir=tmp_path,
+            seed=5,
+            context=512,
+            count_tokens=lambda text: len(text.split()),
+            tokenizer_id="words",
+        )
+
+    before = drawn()
+    freeze_generated(
+        benchmark,
+        512,
+        tmp_path,
+        seed=5,
+        tokenizer_id="words",
+        count_tokens=lambda text: len(text.split()),
+    )
+    monkeypatch.setattr("evalsuite.tasks.sources.documents.generate", None)  # Frozen rows are read.
+    assert drawn() == before
 
 
 def test_interrupted_freeze_resumes(suite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
