@@ -98,8 +98,8 @@ def needle_overlap(
         DataError: rows of another kind.
     """
     read = [_Documents(name, rows) for name, rows in documents.items() if rows]
-    wanted_words = set().union(*(keys for each in read for keys in each.keys))
-    wanted_numbers = set().union(*(values for each in read for values in each.values))
+    wanted_words = {key for each in read for keys in each.keys for key in keys}
+    wanted_numbers = {value for each in read for values in each.values for value in values}
     all_hashes = [hashes for each in read for hashes in (each.template, *each.hashes)]
     wanted = np.unique(np.concatenate(all_hashes)) if all_hashes else np.empty(0, dtype=np.uint64)
     matched = np.zeros(len(wanted), dtype=bool)
