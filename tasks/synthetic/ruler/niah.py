@@ -110,11 +110,12 @@ class Essays:
         if not self._words:
             raise DataError("the essays of RULER's haystack hold no text (column 'text')")
 
-    def excerpt(self, half: int, rng: random.Random) -> "Essays":
-        """The words of one half from a random sentence on, repeated from the start of the half.
+    @cached_property
+    def halves(self) -> "tuple[Essays, Essays]":
+        """The two halves of the words that haystacks of RULER's tasks do not reach.
 
         Raises:
-            DataError: there are no words after those of RULER's haystacks.
+            DataError: there are no such words.
         """
         unused = self._words[UNUSED_FROM:]
         if len(unused) < 2:
@@ -123,12 +124,15 @@ class Essays:
                 f"{UNUSED_FROM:,}"
             )
         middle = len(unused) // 2
-        words = unused[middle:] if half else unused[:middle]
-        start = rng.randrange(len(words))
-        while start and not (_SENTENCE_END.search(words[start - 1]) and _SENTENCE_START.match(words[start])):
-            start -= 1
-        found = Essays.__new__(Essays)
-        found._words = words[start:] + words[:start]
+        return Essays([{"text": " ".join(unused[:middle])}]), Essays([{"text": " ".join(unused[middle:])}])
+
+    def excerpt(self, rng: random.Random) -> "Essays":
+        """The words from the beginning of a random sentence on, and then those before it."""
+        place = bisect_right(self._ends, rng.randrange(len(self._words)))
+        start = self._ends[place - 1] if place else 0
+        found = Essays([{"text": " ".join(self._words[start:] + self._words[:start])}])
+        rotated = [end - start for end in (*self._ends[place:], *self._ends[:place])]
+        found._ends = [end if end > 0 else end + len(self._words) for end in rotated]
         return found
 
     @cached_property
@@ -156,7 +160,7 @@ class Sampled:
         rng = random.Random(seed)
         self._task = task
         if essays is not None and task.half is not None:
-            essays = essays.excerpt(task.half, random.Random(f"{seed} excerpt"))
+            essays = essays.halves[task.half].excerpt(random.Random(f"{seed} excerpt"))
         self._essays = essays
         keys = _draw_distinct(rng, task.key, task.keys, task.half)
         number = task.keys * task.values
