@@ -19,7 +19,7 @@ from evalsuite.evaluation.shards.merge import merge_shards
 from evalsuite.foundation import EvalsuiteError
 from evalsuite.models import build_student
 from evalsuite.models.checkpoints.describe import describe
-from evalsuite.reports.analysis.measures.admission import load_rule
+from evalsuite.reports.admission import load_rule
 from evalsuite.reports.gate.policy import load_policy
 from evalsuite.reports.records.reading import read_run_scores
 from evalsuite.reports.records.sidecars import read_selection

@@ -24,7 +24,7 @@ from evalsuite.foundation.model_card import read_card
 from evalsuite.foundation.strict_yaml import parse_yaml, read_yaml
 from evalsuite.models.checkpoints.config import read_object
 from evalsuite.models.checkpoints.safetensors_index import read_header
-from evalsuite.reports.analysis.measures.admission import load_rule
+from evalsuite.reports.admission import load_rule
 from evalsuite.reports.gate.policy import load_policy
 from evalsuite.reports.imports.fields import read_object as read_log
 from evalsuite.reports.run import read_manifest

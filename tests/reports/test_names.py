@@ -11,8 +11,7 @@ import pytest
 from evalsuite.foundation import ConfigError
 from evalsuite.foundation.strict import parse
 from evalsuite.reports import Policy, RunSelection, policy_from_options, run_gate
-from evalsuite.reports.admission import admit
-from evalsuite.reports.analysis.measures.admission import AdmissionRule
+from evalsuite.reports.admission import AdmissionRule, admit
 from evalsuite.reports.analysis.result_tensor import load_result_tensor
 from evalsuite.reports.exports.samples.folder import export_samples
 from evalsuite.reports.imports import import_logs

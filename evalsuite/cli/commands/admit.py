@@ -35,8 +35,7 @@ def add(commands: argparse._SubParsersAction) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Apply the rule, write the tables and print the decisions."""
-    from evalsuite.reports.admission import admit, write_admission
-    from evalsuite.reports.analysis.measures.admission import load_rule
+    from evalsuite.reports.admission import admit, load_rule, write_admission
 
     rule = load_rule(arguments.rule)
     decisions = admit(arguments.run, arguments.teacher, rule)

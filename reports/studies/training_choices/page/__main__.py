@@ -6,8 +6,7 @@ from pathlib import Path
 
 from evalsuite.cli.parser import Parser
 from evalsuite.foundation import ConfigError, EvalsuiteError, nearest
-from evalsuite.reports.admission import admit
-from evalsuite.reports.analysis.measures.admission import load_rule
+from evalsuite.reports.admission import admit, load_rule
 from evalsuite.reports.studies.training_choices.page.effects_page import write_page
 from evalsuite.reports.studies.training_choices.page.orders_page import write_orders_page
 from evalsuite.reports.studies.training_choices.page.reading import read_study

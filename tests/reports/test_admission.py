@@ -9,8 +9,7 @@ import pytest
 
 from evalsuite.cli import main
 from evalsuite.foundation import ConfigError, DataError
-from evalsuite.reports.admission import COLUMNS, admit
-from evalsuite.reports.analysis.measures.admission import AdmissionDecision, AdmissionRule, decide, load_rule
+from evalsuite.reports.admission import COLUMNS, AdmissionDecision, AdmissionRule, admit, decide, load_rule
 from tests.reports.conftest import SyntheticBenchmark, SyntheticCheckpoint, make_run
 
 METRICS = {"loglikelihood": "acc", "generation": "accuracy"}

@@ -9,8 +9,7 @@ import pytest
 
 from evalsuite.foundation.taxonomy import FAILURES, OUTCOME_MEANINGS
 from evalsuite.reports import compare
-from evalsuite.reports.admission import admit
-from evalsuite.reports.analysis.measures.admission import AdmissionRule
+from evalsuite.reports.admission import AdmissionRule, admit
 from evalsuite.reports.analysis.warnings import teachers_below_chance
 from evalsuite.reports.measures.gap import GAP
 from evalsuite.reports.measures.scores import SCORES, letters
