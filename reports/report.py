@@ -1,6 +1,6 @@
 """The report: all rows, warnings and sidecar data that outputs are made of, computed once."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -9,14 +9,7 @@ from evalsuite.foundation.taxonomy import PROTOCOLS
 from evalsuite.reports.analysis.averages import average_rows
 from evalsuite.reports.analysis.benchmark_rows import benchmark_rows, drop_rows
 from evalsuite.reports.analysis.gaps import GapPool, agreement_of, agreement_over_all, gap_rows
-from evalsuite.reports.analysis.measures.agreement import (
-    AgreementPool,
-    AgreementRow,
-    agreement_rows,
-    benchmark_agreement_rows,
-    ceiling_rows,
-)
-from evalsuite.reports.analysis.measures.informative import (
+from evalsuite.reports.analysis.informative import (
     InformativeRow,
     informative_names,
     informative_rows,
@@ -54,12 +47,6 @@ class Report:
     """Agreement over all benchmarks of each protocol; only if a teacher's generation is below chance."""
     informative: tuple[InformativeRow, ...]
     """Every benchmark of every teacher and protocol, with the reason where it is not informative."""
-    agreements: tuple[AgreementRow, ...]
-    """Every student compared with its teacher, per protocol and scope: agreement, retained, flips."""
-    agreements_by_benchmark: tuple[AgreementRow, ...]
-    """The same per benchmark and context."""
-    agreement_ceilings: tuple[AgreementRow, ...]
-    """The same between training runs of one recipe, over all benchmarks: what another seed changes."""
     replicates: tuple[Replicates, ...]
     doctor: tuple[DoctorResult, ...]
     environments: tuple[dict[str, Any], ...]
@@ -79,6 +66,12 @@ class Report:
         if compute not in self._computed:
             self._computed[compute] = compute(self)
         found: T = self._computed[compute]
+        return found
+
+    def having(self, compute: "Callable[[Report], T]", made: T) -> "Report":
+        """The report in which `compute` has made this, such as rows without paths."""
+        found = self.with_()
+        found._computed[compute] = made
         return found
 
     def forget(self, compute: "Callable[[Report], Any]") -> None:
@@ -169,18 +162,6 @@ class Report:
         """The average row over the informative benchmarks, or over all where none is."""
         return self.average(checkpoint, protocol, INFORMATIVE) or self.average(checkpoint, protocol)
 
-    def agreement_with_teacher(self, checkpoint: int, protocol: str, scope: str = ALL) -> AgreementRow | None:
-        """The agreement row of a student in a scope."""
-        for row in self.agreements:
-            if (row.checkpoint, row.protocol, row.scope) == (checkpoint, protocol, scope):
-                return row
-        return None
-
-    def leading_agreement(self, checkpoint: int, protocol: str) -> AgreementRow | None:
-        """The agreement row over the informative benchmarks, or over all where none is."""
-        informative = self.agreement_with_teacher(checkpoint, protocol, INFORMATIVE)
-        return informative or self.agreement_with_teacher(checkpoint, protocol)
-
     def gap(self, checkpoint: int, benchmark: str = ALL) -> GapRow | None:
         """The gap row of a student."""
         for row in self.gaps:
@@ -212,8 +193,7 @@ def build_report(runs: Sequence[Path], selection: RunSelection | None = None) ->
     gaps = gap_rows(both)
     doctor = read_doctor(runs)
     scores, drops = benchmark_rows(tensor, pools), drop_rows(tensor, pools)
-    agreements, by_benchmark, ceilings = _agreements(tensor, pools, names)
-    report = Report(
+    return Report(
         tensor=tensor,
         scores=tuple(scores),
         drops=tuple(drops),
@@ -225,16 +205,11 @@ def build_report(runs: Sequence[Path], selection: RunSelection | None = None) ->
         if any(row.teacher_below_chance for row in gaps)
         else None,
         informative=tuple(informative),
-        agreements=tuple(agreements),
-        agreements_by_benchmark=tuple(by_benchmark),
-        agreement_ceilings=tuple(ceilings),
         replicates=tuple(replicates_of(tensor, averages)),
         doctor=tuple(doctor),
         environments=tuple(read_facts(run) for run in runs),
         warnings=report_warnings(tensor, averages, drops, gaps, informative, doctor),
-    )
-    report._computed[resampled] = pools
-    return report
+    ).having(resampled, pools)
 
 
 def pools_of(tensor: ResultTensor) -> dict[str, Pool]:
@@ -245,17 +220,3 @@ def pools_of(tensor: ResultTensor) -> dict[str, Pool]:
 def resampled(report: Report) -> dict[str, Pool]:
     """The cells of every protocol for `Report.of`; `Report.forget` frees them when all rows are computed."""
     return pools_of(report.tensor)
-
-
-def _agreements(
-    tensor: ResultTensor, pools: Mapping[str, Pool], informative: Mapping[str, Mapping[int, Sequence[str]]]
-) -> tuple[list[AgreementRow], list[AgreementRow], list[AgreementRow]]:
-    """Rows per scope and per benchmark of the students of every teacher, and between runs of one recipe."""
-    rows, by_benchmark, ceilings = [], [], []
-    for protocol, whole in pools.items():
-        for teacher, names in informative[protocol].items():
-            pool = AgreementPool(tensor, protocol, teacher)
-            rows += agreement_rows(pool, whole.recipes, names)
-            by_benchmark += benchmark_agreement_rows(pool)
-        ceilings += ceiling_rows(tensor, protocol, whole.recipes, informative[protocol])
-    return rows, by_benchmark, ceilings

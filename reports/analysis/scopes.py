@@ -15,7 +15,7 @@ from evalsuite.reports.statistics.bootstrap import Stratum
 
 ALL = "all"
 INFORMATIVE = "informative"
-"""The benchmarks on which a teacher's scores say something: see `analysis/measures/informative.py`."""
+"""The benchmarks on which a teacher's scores say something: see `analysis/informative.py`."""
 
 
 @dataclass(frozen=True, slots=True)

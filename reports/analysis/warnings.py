@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from evalsuite.foundation.taxonomy import PROTOCOL_TITLES, PROTOCOLS, names_answer
-from evalsuite.reports.analysis.measures.informative import InformativeRow
+from evalsuite.reports.analysis.informative import InformativeRow
 from evalsuite.reports.analysis.result_tensor import ResultTensor
 from evalsuite.reports.analysis.rows import AverageRow, DropRow, GapRow
 from evalsuite.reports.analysis.scopes import ALL

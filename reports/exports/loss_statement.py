@@ -10,6 +10,7 @@ from evalsuite.reports import formatting
 from evalsuite.reports.analysis.bootstrap_sample import Estimate
 from evalsuite.reports.analysis.rows import AverageRow, DropRow
 from evalsuite.reports.markdown import escape
+from evalsuite.reports.measures.agreement import agreement_with_teacher
 from evalsuite.reports.measures.distances import distances
 from evalsuite.reports.records.distances import ANSWERS
 from evalsuite.reports.report import Report
@@ -62,7 +63,7 @@ def _retained(report: Report, student: int, teacher: int) -> str:
     for protocol in PROTOCOLS:
         averages = [row for row in report.averages if (row.checkpoint, row.protocol) == (student, protocol)]
         for row in averages:
-            answers = report.agreement_with_teacher(student, protocol, row.scope)
+            answers = agreement_with_teacher(report, student, protocol, row.scope)
             base = report.average(teacher, protocol, row.scope)
             title = formatting.CATEGORY_TITLES.get(row.scope, row.scope.capitalize())
             rows.append(

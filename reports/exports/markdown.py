@@ -10,6 +10,7 @@ from evalsuite.reports.findings import (
     repeat_sentences,
     replicate_sentences,
 )
+from evalsuite.reports.headline import headline
 from evalsuite.reports.markdown import escape, table
 from evalsuite.reports.measures.ablations import ABLATIONS, ablation_rows, ablations
 from evalsuite.reports.measures.gap import GAP
@@ -27,7 +28,7 @@ from evalsuite.reports.report import Report
 
 def report_markdown(report: Report) -> str:
     """Render headline, recovery, comparisons, gap, needles and ablations as tables, then the warnings."""
-    parts = [f"## {escape(formatting.headline(report))}", _about(report)]
+    parts = [f"## {escape(headline(report))}", _about(report)]
     for teacher in report.teachers:
         parts += _recovery(report, teacher)
     parts += _incomplete(report)

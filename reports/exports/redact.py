@@ -30,14 +30,12 @@ def redact(report: Report) -> Report:
         for path, name in runs.items():
             warning = warning.replace(path, name)
         warnings.append(warning)
-    redacted = report.with_(
+    rows = [row.model_copy(update={"detail": last_components(row.detail)}) for row in report.of(efficiency)]
+    return report.having(efficiency, rows).with_(
         tensor=tensor,
         environments=tuple(last_components(environment) for environment in report.environments),
         warnings=tuple(warnings),
     )
-    rows = [row.model_copy(update={"detail": last_components(row.detail)}) for row in efficiency(report)]
-    redacted._computed[efficiency] = rows
-    return redacted
 
 
 def _subject(checkpoint: CheckpointEntry) -> CheckpointEntry:

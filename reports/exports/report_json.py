@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import evalsuite
-from evalsuite.reports import formatting, measures
+from evalsuite.reports import measures
+from evalsuite.reports.headline import headline
 from evalsuite.reports.json_values import to_json
 from evalsuite.reports.report import Report
 from evalsuite.reports.table import Table
@@ -26,7 +27,7 @@ def report_json(report: Report, tables: Sequence[Table[Any]] | None = None) -> d
     values = {
         "schema": SCHEMA,
         "evalsuite": evalsuite.__version__,
-        "headline": formatting.headline(report),
+        "headline": headline(report),
         "runs": [
             {"suite": plan.suite, "created": plan.created, "environment": environment}
             for plan, environment in zip(report.tensor.merged.plans, report.environments, strict=True)
@@ -46,8 +47,6 @@ def report_json(report: Report, tables: Sequence[Table[Any]] | None = None) -> d
         "agreement": to_json(report.agreement),
         "agreement_over_all": to_json(report.agreement_over_all),
         "informative": [{**to_json(row), "is_informative": row.is_informative} for row in report.informative],
-        "agreements_by_benchmark": [to_json(row) for row in report.agreements_by_benchmark],
-        "agreement_ceilings": [to_json(row) for row in report.agreement_ceilings],
         "replicates": [to_json(row) for row in report.replicates],
         "doctor": [to_json(each) for each in report.doctor],
         "warnings": list(report.warnings),

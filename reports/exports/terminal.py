@@ -3,6 +3,7 @@
 from evalsuite.reports import formatting
 from evalsuite.reports.analysis.averages import order
 from evalsuite.reports.analysis.scopes import ALL
+from evalsuite.reports.headline import headline
 from evalsuite.reports.measures.gap import GAP
 from evalsuite.reports.measures.leaderboard import Entry, columns_of
 from evalsuite.reports.measures.recall import context_views
@@ -12,7 +13,7 @@ from evalsuite.reports.table import aligned
 
 def leaderboard_text(report: Report) -> str:
     """Render headline, one table per teacher, needles and the warnings."""
-    parts = [formatting.headline(report)]
+    parts = [headline(report)]
     parts += [_recovery(report, teacher) for teacher in report.teachers]
     parts += [_table(report, None, protocol) for protocol in report.protocols]
     parts.append(_needles(report))

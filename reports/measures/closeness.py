@@ -15,6 +15,7 @@ from evalsuite.reports.analysis.lineage import lineage_of
 from evalsuite.reports.blocks import Block, Part, Text, Texts
 from evalsuite.reports.figures.figure import Values
 from evalsuite.reports.measures.ablations import ablations
+from evalsuite.reports.measures.agreement import leading_agreement
 from evalsuite.reports.measures.distances import distance_of
 from evalsuite.reports.measures.papers import paper_comparison
 from evalsuite.reports.report import Report
@@ -108,12 +109,12 @@ class Measure:
 
 
 def _agreement(report: Report, student: int) -> Interval | None:
-    row = report.leading_agreement(student, PROTOCOL)
+    row = leading_agreement(report, student, PROTOCOL)
     return None if row is None else row.recipe_agreement.interval or row.agreement.interval
 
 
 def _retained(report: Report, student: int) -> Interval | None:
-    row = report.leading_agreement(student, PROTOCOL)
+    row = leading_agreement(report, student, PROTOCOL)
     return None if row is None else row.recipe_retained.interval or row.retained.interval
 
 

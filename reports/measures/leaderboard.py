@@ -6,12 +6,12 @@ A column of another package stands in the `columns` of its `Measure`; see docs/e
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from evalsuite.reports.analysis.measures.agreement import AgreementRow
-from evalsuite.reports.analysis.measures.tolerance import ToleranceRow
 from evalsuite.reports.analysis.rows import AverageRow, GapRow
 from evalsuite.reports.analysis.scopes import ALL, INFORMATIVE
 from evalsuite.reports.measure import MEASURES, Measure, usable
-from evalsuite.reports.measures.agreement import tolerance_of
+from evalsuite.reports.measures.agreement import agreement_with_teacher, tolerance_of
+from evalsuite.reports.measures.agreement.rows import AgreementRow
+from evalsuite.reports.measures.agreement.tolerance import ToleranceRow
 from evalsuite.reports.measures.distances import distance_of
 from evalsuite.reports.measures.distances.rows import DistanceRow
 from evalsuite.reports.measures.efficiency import efficiency
@@ -53,7 +53,7 @@ class Entry:
         return cls(
             report=report,
             average=average,
-            agreement=report.agreement_with_teacher(*where),
+            agreement=agreement_with_teacher(report, *where),
             tolerance=tolerance_of(report, *where),
             distance=distance_of(report, average.checkpoint) if average.scope in (ALL, INFORMATIVE) else None,
             gap=report.gap(average.checkpoint),

@@ -13,7 +13,7 @@ import numpy as np
 from evalsuite.foundation import content_hash
 from evalsuite.reports.analysis.bootstrap_sample import Estimate, ResampledStratum
 from evalsuite.reports.analysis.cells import Cell
-from evalsuite.reports.analysis.measures.flips import has_answers, has_choices
+from evalsuite.reports.analysis.flips import has_answers, has_choices
 from evalsuite.reports.analysis.result_tensor import ResultTensor
 from evalsuite.reports.statistics.bootstrap import Stratum
 from evalsuite.reports.statistics.intervals import Interval, wilson

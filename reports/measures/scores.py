@@ -6,12 +6,13 @@ from functools import partial
 from typing import Any
 
 from evalsuite.foundation.taxonomy import OUTCOMES
-from evalsuite.reports.analysis.measures.agreement import AgreementRow
-from evalsuite.reports.analysis.measures.flips import MEASURES as FLIPS
-from evalsuite.reports.analysis.measures.informative import InformativeRow
+from evalsuite.reports.analysis.flips import FLIPS
+from evalsuite.reports.analysis.informative import InformativeRow
 from evalsuite.reports.analysis.rows import BenchmarkRow
 from evalsuite.reports.json_values import to_json
 from evalsuite.reports.measure import MEASURES, Measure
+from evalsuite.reports.measures.agreement import agreements
+from evalsuite.reports.measures.agreement.rows import AgreementRow
 from evalsuite.reports.measures.letters import LetterRow, letter_rows
 from evalsuite.reports.report import Report
 from evalsuite.reports.run import Benchmark, ProtocolSettings
@@ -63,7 +64,7 @@ def _letters_json(report: Report) -> list[dict[str, Any]]:
 def score_lines(report: Report) -> list[ScoreLine]:
     """The measured cells, then the incomplete ones, then those that were not read."""
     plans = {benchmark.name: benchmark for benchmark in report.benchmarks}
-    flips = {(r.checkpoint, r.scope, r.protocol, r.context): r for r in report.agreements_by_benchmark}
+    flips = {(r.checkpoint, r.scope, r.protocol, r.context): r for r in report.of(agreements).by_benchmark}
     named = {(r.checkpoint, r.benchmark, r.context): r for r in report.of(letters)}
     informative = {(r.teacher, r.benchmark, r.protocol): r for r in report.informative}
     counts_with = _counts_with(report)

@@ -7,6 +7,7 @@ from typing import Any
 from evalsuite.reports import formatting
 from evalsuite.reports.analysis.lineage import lineage_of
 from evalsuite.reports.analysis.scopes import ALL
+from evalsuite.reports.measures.agreement import agreement_with_teacher
 from evalsuite.reports.report import Report
 
 
@@ -51,7 +52,7 @@ def _retained(report: Report) -> Tile | None:
     best = formatting.best_student(report)
     if best is None:
         return None
-    row = report.agreement_with_teacher(best.checkpoint, best.protocol, best.scope)
+    row = agreement_with_teacher(report, best.checkpoint, best.protocol, best.scope)
     if row is None or row.retained.interval is None:
         return None
     label = report.checkpoints[best.checkpoint].label

@@ -18,6 +18,7 @@ from evalsuite.foundation.taxonomy import FAILURES, OUTCOME_MEANINGS
 from evalsuite.reports import formatting, measures
 from evalsuite.reports.figures.figure import script_json
 from evalsuite.reports.gate.verdict import Verdict
+from evalsuite.reports.headline import headline
 from evalsuite.reports.page import gate, overview
 from evalsuite.reports.page.samples import SampleCell
 from evalsuite.reports.page.sections import ordered_sections
@@ -58,7 +59,7 @@ def render_page(
     return environment.get_template("index.html.j2").render(
         version=evalsuite.__version__,
         tables=", ".join(f"{table.name}.csv" for table in tables if table.is_written(report)),
-        headline=formatting.headline(report),
+        headline=headline(report),
         meta=overview.meta(report),
         tiles=overview.tiles(report),
         verdict=verdict,

@@ -10,7 +10,7 @@ from evalsuite.foundation import EvalsuiteError, nearest
 from evalsuite.foundation.taxonomy import PROTOCOL_TITLES
 from evalsuite.reports.analysis.bootstrap_sample import BootstrapSample
 from evalsuite.reports.analysis.cells import Cell
-from evalsuite.reports.analysis.measures.informative import informative_rows
+from evalsuite.reports.analysis.informative import informative_rows
 from evalsuite.reports.analysis.result_tensor import ResultTensor, load_result_tensor
 from evalsuite.reports.analysis.scopes import Pool
 from evalsuite.reports.records.merging import CellKey

@@ -21,11 +21,11 @@ from evalsuite.cli.exit_codes import guarded
 from evalsuite.cli.parser import Parser
 from evalsuite.foundation import progress, write_text
 from evalsuite.reports.analysis.bootstrap_sample import Estimate
-from evalsuite.reports.analysis.measures.agreement import AgreementPool, benchmark_agreement_rows
-from evalsuite.reports.analysis.measures.informative import informative_names, informative_rows
-from evalsuite.reports.analysis.measures.tolerance import critical, shortfall, tolerance_rows
+from evalsuite.reports.analysis.informative import informative_names, informative_rows
 from evalsuite.reports.analysis.recovery import capped_recovery, recovery
 from evalsuite.reports.analysis.scopes import Pool
+from evalsuite.reports.measures.agreement.rows import AgreementPool, benchmark_agreement_rows
+from evalsuite.reports.measures.agreement.tolerance import critical, shortfall, tolerance_rows
 from evalsuite.reports.measures.distances.rows import distance_rows
 from evalsuite.reports.measures.scaling.fits import scaling_rows
 from evalsuite.reports.statistics.intervals import Interval

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from evalsuite.reports.analysis.measures.agreement import AgreementPool, benchmark_agreement_rows
+from evalsuite.reports.measures.agreement.rows import AgreementPool, benchmark_agreement_rows
 from evalsuite.reports.measures.distances.rows import distance_rows
 from tests.parity.measure_coverage import REQUIRED, STUDIES, holds, main
 from tests.parity.simulated_answers import (

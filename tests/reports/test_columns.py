@@ -10,6 +10,7 @@ from evalsuite.reports.analysis.bootstrap_sample import Estimate
 from evalsuite.reports.exports.markdown import report_markdown
 from evalsuite.reports.exports.terminal import leaderboard_text
 from evalsuite.reports.measure import MEASURES, Measure
+from evalsuite.reports.measures.agreement import agreement_with_teacher, agreements
 from evalsuite.reports.measures.leaderboard import COLUMNS, LEADERBOARD, Entry, columns_of, leaderboard
 from evalsuite.reports.measures.scores import SCORES
 from evalsuite.reports.report import Report
@@ -81,7 +82,7 @@ def test_one_declaration_reaches_every_output(report: Report, monkeypatch: pytes
     )
     monkeypatch.setitem(MEASURES._items, "forgotten", Measure(columns=(column,)))
     report = dataclasses.replace(report)  # nothing is computed yet
-    row = report.agreement_with_teacher(2, "loglikelihood")
+    row = agreement_with_teacher(report, 2, "loglikelihood")
     percent = f"{100 * (1 - row.retained.point):.1f}"
     found = next(
         each
@@ -101,11 +102,11 @@ def test_one_declaration_reaches_every_output(report: Report, monkeypatch: pytes
 def test_tables_of_one_row_have_one_set_of_benchmarks(report: Report, name: str) -> None:
     average = report.average(2, "loglikelihood")
     row, every = (
-        report.agreement_with_teacher(2, "loglikelihood", scope) for scope in ("informative", "all")
+        agreement_with_teacher(report, 2, "loglikelihood", scope) for scope in ("informative", "all")
     )
-    kept = [each for each in report.agreements if each is not every]
+    kept = [each for each in report.of(agreements).by_scope if each is not every]
     other = dataclasses.replace(every, **{name: Estimate(Interval(0.123, 0.1, 0.2))})
-    changed = dataclasses.replace(report, agreements=(*kept, other))
+    changed = report.having(agreements, dataclasses.replace(report.of(agreements), by_scope=(*kept, other)))
     assert LEADERBOARD.column(name).of(changed, Entry.of(changed, average)) == getattr(other, name)
     assert LEADERBOARD.column(name).of(changed, Entry.leading_of(changed, average)) == getattr(row, name)
     text = f"{100 * getattr(row, name).point:.1f}"
@@ -124,7 +125,7 @@ def test_csv_keeps_the_names_and_order_of_its_columns(report: Report) -> None:
         assert row["drop_high"] == ("" if average.drop is None else str(average.drop.high))
         assert row["agreement_low"] == (
             ""
-            if (r := report.agreement_with_teacher(average.checkpoint, average.protocol, average.scope))
+            if (r := agreement_with_teacher(report, average.checkpoint, average.protocol, average.scope))
             is None
             or r.agreement.interval is None
             else str(r.agreement.interval.low)
@@ -139,7 +140,7 @@ def test_scores_csv_has_flips_letters_and_what_is_informative(report: Report) ->
     row = rows["weak", "piqa", "generation", ""]
     (flips,) = (
         r
-        for r in report.agreements_by_benchmark
+        for r in report.of(agreements).by_benchmark
         if (r.checkpoint, r.scope, r.protocol) == (2, "piqa", "generation")
     )
     assert float(row["retained"]) == flips.retained.point

@@ -11,6 +11,7 @@ from evalsuite.foundation.taxonomy import FAILURES, OUTCOME_MEANINGS
 from evalsuite.reports import compare
 from evalsuite.reports.admission import AdmissionRule, admit
 from evalsuite.reports.analysis.warnings import teachers_below_chance
+from evalsuite.reports.measures.agreement import agreements
 from evalsuite.reports.measures.gap import GAP
 from evalsuite.reports.measures.scores import SCORES, letters
 from evalsuite.reports.report import Report, build_report
@@ -40,7 +41,12 @@ def run_with(
 
 
 def measures(report: Report) -> list[Any]:
-    return [report.of(letters), report.agreements_by_benchmark, report.agreements, report.informative]
+    return [
+        report.of(letters),
+        report.of(agreements).by_benchmark,
+        report.of(agreements).by_scope,
+        report.informative,
+    ]
 
 
 @pytest.mark.parametrize("outcome", ["guessed", "ran_on"])

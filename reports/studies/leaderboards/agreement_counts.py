@@ -20,8 +20,8 @@ import pyarrow.parquet as pq
 from evalsuite.cli.exit_codes import guarded
 from evalsuite.cli.parser import Parser
 from evalsuite.foundation import read_json
-from evalsuite.reports.analysis.measures.agreement import AgreementPool
 from evalsuite.reports.analysis.result_tensor import load_result_tensor
+from evalsuite.reports.measures.agreement.rows import AgreementPool
 
 EQUAL, CLOSE = 1e-9, 0.1
 """Largest difference from the counts, a fraction, and from an expected value, in points."""

@@ -17,7 +17,7 @@ from evalsuite.reports.analysis.result_tensor import load_result_tensor
 from evalsuite.reports.comparison import compare
 from evalsuite.reports.exports.report_json import report_json
 from evalsuite.reports.json_values import to_json
-from evalsuite.reports.measures.agreement import tolerances
+from evalsuite.reports.measures.agreement import agreements, tolerances
 from evalsuite.reports.measures.distances.rows import answer_distance, distance_rows
 from evalsuite.reports.measures.recall import recall
 from evalsuite.reports.measures.scaling import fitted
@@ -102,10 +102,12 @@ def numbers(report: Report, without: str) -> dict[str, Any]:
             if without not in (getattr(row, "benchmark", ""), getattr(row, "scope", ""))
         ]
 
-    parts = ("averages", "drops", "gaps", "pairs", "scores", "agreements", "agreements_by_benchmark")
+    parts = ("averages", "drops", "gaps", "pairs", "scores")
     found = {name: rows(getattr(report, name)) for name in (*parts, "informative", "replicates")}
     found |= {compute.__name__: rows(report.of(compute)) for compute in (tolerances, recall, letters)}
     return found | {
+        "agreements": rows(report.of(agreements).by_scope),
+        "agreements_by_benchmark": rows(report.of(agreements).by_benchmark),
         "scaling": rows(report.of(fitted)[0]),
         "documents": report.documents,
         "agreement": to_json(report.agreement),

@@ -7,6 +7,7 @@ import pytest
 
 from evalsuite.reports.comparison import compare
 from evalsuite.reports.formatting import headline
+from evalsuite.reports.measures.agreement import agreement_with_teacher
 from evalsuite.reports.measures.papers import paper_comparison
 from evalsuite.reports.report import Report
 from tests.reports.score_edits import edit_rows
@@ -115,7 +116,7 @@ def test_teacher_below_chance_is_a_warning(zoo: tuple[Report, Path]) -> None:
     assert "itself scores" in section.partition("</p>")[0]
     # The headline uses GSM8K, because the benchmarks with both protocols are not informative.
     loglikelihood = report.average(1, "loglikelihood", "informative")
-    agreement = report.agreement_with_teacher(1, "loglikelihood", "informative")
+    agreement = agreement_with_teacher(report, 1, "loglikelihood", "informative")
     generation = report.average(1, "generation", "reasoning")
     assert loglikelihood is not None
     assert agreement is not None

@@ -12,6 +12,7 @@ from evalsuite.reports import Policy, policy_from_options, run_gate
 from evalsuite.reports.gate.policy import options
 from evalsuite.reports.measure import MEASURES, Measure
 from evalsuite.reports.measures import rule_metrics
+from evalsuite.reports.measures.agreement import agreement_with_teacher
 from evalsuite.reports.measures.recovery import drop
 from evalsuite.reports.report import Report, build_report
 from evalsuite.reports.rules.measurement import Measurement
@@ -37,7 +38,7 @@ def test_flips_are_those_of_the_report(
     verdict = run_gate([small_run], policy(rule | ({"category": category} if category else {})))
     for result in verdict.results:
         checkpoint = next(i for i, each in enumerate(report.checkpoints) if each.label == result.checkpoint)
-        row = report.agreement_with_teacher(checkpoint, "generation", category or "all")
+        row = agreement_with_teacher(report, checkpoint, "generation", category or "all")
         interval = getattr(row, metric).interval
         assert (result.point, result.low, result.high) == (interval.point, interval.low, interval.high)
         assert result.at_least
@@ -76,7 +77,7 @@ def test_a_scope_is_that_of_the_report(guessing: Path, guessed: Report, metric: 
     rule = {"metric": metric, "scope": scope, "protocol": "loglikelihood", **bound}
     (result,) = run_gate([guessing], policy(rule)).results
     average = guessed.average(1, "loglikelihood", scope)
-    row = guessed.agreement_with_teacher(1, "loglikelihood", scope)
+    row = agreement_with_teacher(guessed, 1, "loglikelihood", scope)
     assert average.benchmarks == (("facts",) if scope == "informative" else ("facts", "riddles"))
     expected = getattr(row if metric in ("agreement", "retained") else average, metric)
     point = expected.point * (100 if metric == "drop" else 1)

@@ -13,6 +13,7 @@ import pytest
 
 from evalsuite.imported_logs import import_as_runs
 from evalsuite.reports import RunSelection, policy_from_options, run_gate
+from evalsuite.reports.measures.agreement import agreement_with_teacher
 from evalsuite.reports.records.score_table import score_table
 from evalsuite.reports.report import build_report
 
@@ -75,7 +76,7 @@ def test_choices_agree_as_the_log_probabilities_say(runs: list[Path]) -> None:
     }
     found = {row.benchmark: row for row in report.scores if row.checkpoint == 1}
     assert set(found) == set(shares) == {"arc_easy", "piqa", "winogrande"}
-    agreement = report.agreement_with_teacher(1, "loglikelihood")
+    agreement = agreement_with_teacher(report, 1, "loglikelihood")
     assert agreement is not None
     assert agreement.agreement.point == pytest.approx(np.mean(list(shares.values())))
     for name, row in found.items():

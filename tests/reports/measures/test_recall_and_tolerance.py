@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from evalsuite.reports.analysis.bootstrap_sample import Estimate
-from evalsuite.reports.analysis.measures.tolerance import critical, shortfall
 from evalsuite.reports.exports.markdown import report_markdown
-from evalsuite.reports.measures.agreement import tolerance_of, tolerances
+from evalsuite.reports.measures.agreement import agreement_with_teacher, tolerance_of, tolerances
+from evalsuite.reports.measures.agreement.tolerance import critical, shortfall
 from evalsuite.reports.measures.recall import correlations, recall, recall_correlations
 from evalsuite.reports.report import Report, build_report
 from evalsuite.reports.statistics.intervals import Interval
@@ -101,7 +101,7 @@ def test_curve_counts_benchmarks_within_alpha(report: Report) -> None:
         assert share.point == pytest.approx(np.mean([each <= alpha for each in lost]))
         assert 0 <= share.low <= share.point <= share.high <= 1
     assert [share.point for share in row.curve] == sorted(share.point for share in row.curve)
-    agreement = report.agreement_with_teacher(2, "loglikelihood")
+    agreement = agreement_with_teacher(report, 2, "loglikelihood")
     assert row.documents[0] == pytest.approx(1 - agreement.lost.point)
     assert row.critical_half.low < row.critical_half.high
 

@@ -1,6 +1,5 @@
 """The section on closeness: mixers of one recipe by four measures, and changes of the recipe."""
 
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -8,6 +7,7 @@ import pytest
 
 from evalsuite.reports.analysis.bootstrap_sample import Estimate
 from evalsuite.reports.blocks import Text, Texts
+from evalsuite.reports.measures.agreement import agreement_with_teacher
 from evalsuite.reports.measures.closeness import closeness_section
 from evalsuite.reports.measures.distances import distances
 from evalsuite.reports.measures.distances.rows import DistanceRow
@@ -72,7 +72,7 @@ def test_mixers_of_the_recipe_with_most_of_them_are_ordered(report: Report) -> N
     assert [*by_mixer][2:] == ["GLA", "Hedgehog"]
     label = {report.checkpoints[i].label: i for i in report.students()}
     gla = label["r-gla-0"]
-    agreement = report.agreement_with_teacher(gla, "loglikelihood", "informative").recipe_agreement
+    agreement = agreement_with_teacher(report, gla, "loglikelihood", "informative").recipe_agreement
     assert by_mixer["GLA"]["agreement %"].startswith(f"{100 * agreement.point:.1f} (")
     assert by_mixer["GLA"]["agreement %"].endswith(", 3.")
     capped = report.average(gla, "loglikelihood", "informative").capped_recovery
@@ -91,7 +91,7 @@ def test_changes_are_differences_from_the_student_that_differs_in_nothing_else(r
     label = {report.checkpoints[i].label: i for i in report.students()}
 
     def agreement(name: str) -> float:
-        row = report.agreement_with_teacher(label[name], "loglikelihood", "informative")
+        row = agreement_with_teacher(report, label[name], "loglikelihood", "informative")
         return 100 * row.recipe_agreement.point
 
     change = agreement("r.hybrid-4-gla+softmax-0") - agreement("r-gla-0")
@@ -129,7 +129,6 @@ def test_a_mixer_that_is_measured_alone_is_not_the_closest(report: Report) -> No
         agreement=Interval(0.5, 0.4, 0.6),
         equivalent_bits=Estimate(None, "no yardstick"),
     )
-    changed = replace(report)
-    changed._computed[distances] = [row]
+    changed = report.having(distances, [row])
     assert not any(each.startswith("By KL") for each in sentences_of(changed))
     assert cells_of(changed, "mixer")["GLA"]["KL at the answers, nats"] == "0.500 (0.400 to 0.600)"

@@ -14,7 +14,7 @@ import pytest
 from evalsuite.foundation import ConfigError
 from evalsuite.reports import compare, load_policy
 from evalsuite.reports.analysis.result_tensor import load_result_tensor
-from evalsuite.reports.measures.agreement import tolerances
+from evalsuite.reports.measures.agreement import agreement_with_teacher, tolerances
 from evalsuite.reports.measures.efficiency import efficiency
 from evalsuite.reports.measures.efficiency.charts import efficiency_charts
 from evalsuite.reports.measures.efficiency.ratios import setting, settings
@@ -109,14 +109,14 @@ def test_agreement_against_recovery_and_flips(made: tuple[Report, Sections]) -> 
     assert len(labels) == len(report.students())
     index = {s.label: i for i, s in enumerate(report.checkpoints)}
     for label, x, y in zip(labels, points["x"], points["y"], strict=True):
-        row = report.agreement_with_teacher(index[label], "loglikelihood", "informative")
+        row = agreement_with_teacher(report, index[label], "loglikelihood", "informative")
         assert y == pytest.approx(100 * row.agreement.point, rel=1e-4)
         average = report.average(index[label], "loglikelihood", "informative")
         assert x == pytest.approx(100 * average.recovery.point, rel=1e-4)
     lost, gained = figures["Flips, generation"]["data"]
     names = figures["Flips, generation"]["layout"]["yaxis"]["ticktext"]
     at = names.index("kda-135m")
-    row = report.agreement_with_teacher(index["kda-135m"], "generation", "informative")
+    row = agreement_with_teacher(report, index["kda-135m"], "generation", "informative")
     assert (lost["name"], gained["name"]) == ("lost", "gained")
     assert -lost["x"][at] == pytest.approx(100 * row.lost.point, rel=1e-4)
     assert gained["x"][at] == pytest.approx(100 * row.gained.point, rel=1e-4)

@@ -14,7 +14,7 @@ from evalsuite.foundation import DataError, RunFolderError
 from evalsuite.reports import compare, run_gate
 from evalsuite.reports.exports.samples.folder import export_samples
 from evalsuite.reports.gate.policy import Policy
-from evalsuite.reports.measures.agreement import tolerances
+from evalsuite.reports.measures.agreement import agreements, tolerances
 from evalsuite.reports.measures.efficiency import efficiency
 from evalsuite.reports.measures.layers import selections
 from evalsuite.reports.measures.scores import letters
@@ -39,9 +39,8 @@ def test_tables_are_those_of_the_run(run: Path, samples: Path, tmp_path: Path) -
 
 def test_sections_without_a_table_are_those_of_the_run(run: Path, samples: Path) -> None:
     one, other = build_report([run]), build_report([samples])
-    for name in ("agreements", "agreements_by_benchmark"):
-        assert getattr(other, name) == getattr(one, name), name
-        assert getattr(one, name), name
+    assert other.of(agreements) == one.of(agreements)
+    assert one.of(agreements).by_scope
     for rows in (loss_curves, letters, tolerances):
         assert other.of(rows) == one.of(rows), rows
         assert one.of(rows), rows

@@ -23,10 +23,10 @@ import numpy as np
 from evalsuite.foundation import content_hash
 from evalsuite.reports.analysis.bootstrap_sample import BootstrapSample, Estimate, ResampledStratum
 from evalsuite.reports.analysis.cells import Cell
-from evalsuite.reports.analysis.measures.flips import (
+from evalsuite.reports.analysis.flips import (
     BASES,
-    MEASURES,
-    Measure,
+    FLIPS,
+    Flip,
     Reference,
 )
 from evalsuite.reports.analysis.replicates import ONE_RUN, Recipes
@@ -46,7 +46,7 @@ class AgreementRow:
 
     checkpoint: int
     reference: int
-    """Index of the teacher; in `Report.agreement_ceilings`, of another run of the same recipe."""
+    """Index of the teacher; in `AgreementRows.ceilings`, of another run of the same recipe."""
     protocol: str
     scope: str
     """`all`, `informative`, a category, or the name of a benchmark."""
@@ -110,11 +110,11 @@ class AgreementPool:
         }
         self._strata = [self._resampled(cell) for cell in self.cells]
 
-    def column(self, measure: Measure, checkpoint: int) -> int:
+    def column(self, measure: Flip, checkpoint: int) -> int:
         """Column of a measure of a checkpoint in the strata of its base."""
         return self._place[measure][1] + checkpoint
 
-    def cells_with(self, measure: Measure, checkpoints: Sequence[int], among: Sequence[int]) -> list[int]:
+    def cells_with(self, measure: Flip, checkpoints: Sequence[int], among: Sequence[int]) -> list[int]:
         """Indices, of those `among`, of the cells in which all `checkpoints` have a measure."""
         if measure not in self._place:
             return []
@@ -126,7 +126,7 @@ class AgreementPool:
                 found.append(i)
         return found
 
-    def sample(self, measure: Measure, cells: Sequence[int]) -> BootstrapSample | None:
+    def sample(self, measure: Flip, cells: Sequence[int]) -> BootstrapSample | None:
         """The sample of a measure over cells, each request once, weighted as everywhere; None without."""
         if not cells:
             return None
@@ -138,16 +138,16 @@ class AgreementPool:
         """Those of `cells` that their average counts: of cells with the same requests one."""
         return [cells[i] for i in self.tensor.counting.once([self.cells[i] for i in cells])]
 
-    def contrast(self, measure: Measure, checkpoint: int, cells: Sequence[int]) -> Contrast | None:
+    def contrast(self, measure: Flip, checkpoint: int, cells: Sequence[int]) -> Contrast | None:
         """A measure of a checkpoint over cells that have it; None without any."""
         data = self.sample(measure, self.cells_with(measure, [checkpoint], cells))
         return None if data is None else self.level(data, measure, checkpoint)
 
-    def level(self, data: BootstrapSample, measure: Measure, checkpoint: int) -> Contrast:
+    def level(self, data: BootstrapSample, measure: Flip, checkpoint: int) -> Contrast:
         """Macro average of a measure: a share, whose draws stay in [0, 1], or κ."""
         if measure != "kappa":
             return data.level_contrast(self.column(measure, checkpoint))
-        names: tuple[Measure, ...] = ("kappa", "agreement", "by_chance")
+        names: tuple[Flip, ...] = ("kappa", "agreement", "by_chance")
         columns = [self.column(name, checkpoint) for name in names]
         return data.average([_kappa(each, *columns) for each in data.strata])
 
@@ -269,7 +269,7 @@ def _row(
     flipped = pool.once(pool.cells_with("lost", [checkpoint], cells))
     if not compared and not flipped:
         return None
-    estimates = {measure: _estimate(pool, measure, [checkpoint], cells, None) for measure in MEASURES}
+    estimates = {measure: _estimate(pool, measure, [checkpoint], cells, None) for measure in FLIPS}
     row = AgreementRow(
         checkpoint=checkpoint,
         reference=pool.reference,
@@ -306,7 +306,7 @@ def _names(pool: AgreementPool, cells: Sequence[int]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(pool.cells[i].benchmark.name for i in cells))
 
 
-WHY: dict[Measure, str] = {
+WHY: dict[Flip, str] = {
     "agreement": "no benchmark has choices, or extracted answers, to compare",
     "scored_agreement": "the choices that the metric picks are not known",
     "kappa": "both always name the same choice, or answers are not choices",
@@ -319,7 +319,7 @@ WHY: dict[Measure, str] = {
 
 def _estimate(
     pool: AgreementPool,
-    measure: Measure,
+    measure: Flip,
     runs: Sequence[int],
     cells: Sequence[int],
     recipes: Recipes | None,

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from evalsuite.reports import compare
-from evalsuite.reports.analysis.measures.informative import informative_names
+from evalsuite.reports.analysis.informative import informative_names
 from evalsuite.reports.formatting import headline
+from evalsuite.reports.measures.agreement import agreement_with_teacher
 from evalsuite.reports.measures.scores import SCORES, letters
 from evalsuite.reports.report import Report, build_report
 from evalsuite.reports.run import read_manifest, write_manifest
@@ -121,7 +122,7 @@ def test_informative_average_is_that_of_its_benchmarks(mixed: Report) -> None:
     assert row.recovery.point == pytest.approx(student / teacher)
     assert row.rank == 1
     assert mixed.average(1, "loglikelihood").benchmarks == ("good", "chance", "unknown", "silent")
-    agreement = mixed.agreement_with_teacher(1, "loglikelihood", "informative")
+    agreement = agreement_with_teacher(mixed, 1, "loglikelihood", "informative")
     assert agreement.benchmarks == ("good", "silent")
     assert headline(mixed).startswith(
         f"s recovers {100 * row.recovery.point:.1f} % of its teacher under log-likelihood and makes its "

@@ -8,8 +8,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from evalsuite.reports.analysis.measures.agreement import AgreementPool, AgreementRow
-from evalsuite.reports.analysis.measures.flips import Reference
+from evalsuite.reports.analysis.flips import Reference
+from evalsuite.reports.measures.agreement import agreement_with_teacher, agreements
+from evalsuite.reports.measures.agreement.rows import AgreementPool, AgreementRow
 from evalsuite.reports.report import Report, build_report
 from evalsuite.reports.statistics.agreement import cohen_kappa
 from tests.reports.score_edits import Row, all_rows, edit_rows
@@ -52,7 +53,7 @@ def test_benchmarks_match_counts_by_hand(small_run: Path, report: Report, protoc
         for benchmark in ("arc_easy", "piqa"):
             (row,) = (
                 r
-                for r in report.agreements_by_benchmark
+                for r in report.of(agreements).by_benchmark
                 if (report.checkpoints[r.checkpoint].label, r.scope, r.protocol)
                 == (label, benchmark, protocol)
             )
@@ -76,22 +77,22 @@ def test_a_student_without_stored_choices_has_no_agreement_and_still_retains(
     found = {
         report.checkpoints[r.checkpoint].label: r
         for report in [build_report([run])]
-        for r in report.agreements
+        for r in report.of(agreements).by_scope
         if (r.scope, r.protocol) == ("all", "loglikelihood")
     }
     weak, strong = found["weak"], found["strong"]
     assert weak.agreement.point is weak.scored_agreement.point is weak.kappa.point is None
     index = [each.label for each in report.checkpoints].index("weak")
-    before = report.agreement_with_teacher(index, "loglikelihood")
+    before = agreement_with_teacher(report, index, "loglikelihood")
     assert weak.retained.point == before.retained.point
     assert strong.agreement.point is not None
 
 
 def test_averages_are_macro_averages_and_perplexities_have_none(report: Report) -> None:
-    row = report.agreement_with_teacher(2, "loglikelihood")
+    row = agreement_with_teacher(report, 2, "loglikelihood")
     parts = [
         r
-        for r in report.agreements_by_benchmark
+        for r in report.of(agreements).by_benchmark
         if (r.checkpoint, r.protocol) == (2, "loglikelihood") and r.scope in row.benchmarks
     ]
     assert {r.scope for r in parts} == {"arc_easy", "piqa"} == set(row.benchmarks)
@@ -99,13 +100,13 @@ def test_averages_are_macro_averages_and_perplexities_have_none(report: Report) 
         mean = np.mean([getattr(part, name).point for part in parts])
         assert getattr(row, name).point == pytest.approx(mean)
     categories = {"knowledge", "common_sense", "reasoning", "recall"}
-    assert {r.scope for r in report.agreements} == {"all", "informative", *categories}
+    assert {r.scope for r in report.of(agreements).by_scope} == {"all", "informative", *categories}
 
 
 def test_needles_are_weighted_by_benchmark_and_context(report: Report) -> None:
-    row = report.agreement_with_teacher(2, "generation", "recall")
+    row = agreement_with_teacher(report, 2, "generation", "recall")
     contexts = [
-        r.retained.point for r in report.agreements_by_benchmark if (r.checkpoint, r.scope) == (2, "niah")
+        r.retained.point for r in report.of(agreements).by_benchmark if (r.checkpoint, r.scope) == (2, "niah")
     ]
     assert len(contexts) == 2
     assert row.retained.point == pytest.approx(np.mean(contexts))
@@ -130,7 +131,7 @@ def test_a_copy_of_the_teacher_agrees_everywhere(synthetic: SimpleNamespace, tmp
         edit_rows(run, "arc_easy", protocol, copy)
     report = build_report([run])
     for protocol in ("loglikelihood", "generation"):
-        row = report.agreement_with_teacher(1, protocol)
+        row = agreement_with_teacher(report, 1, protocol)
         assert row.agreement.point == row.retained.point == row.kappa.point == 1
         assert 0.9 < row.agreement.interval.low < 1
         assert row.lost.point == row.gained.point == 0 < row.lost.interval.high < 0.1
@@ -153,7 +154,7 @@ def test_errors_and_unnamed_answers_never_agree(synthetic: SimpleNamespace, tmp_
         edit_rows(run, "arc_easy", protocol, fail)
     report = build_report([run])
     for protocol in ("loglikelihood", "generation"):
-        row = report.agreement_with_teacher(1, protocol)
+        row = agreement_with_teacher(report, 1, protocol)
         assert row.agreement.point == 0
         assert row.retained.point == 0
         assert row.gained.point == 0
@@ -179,7 +180,7 @@ def test_benchmarks_without_choices_or_with_fractions_are_left_out(
     ]
     run = synthetic.make_run(tmp_path / "run", benchmarks, models)
     edit_rows(run, "lambada", "loglikelihood", lambda _, row: row | {"choices": {"acc": 0}})
-    rows = {row.scope: row for row in build_report([run]).agreements_by_benchmark}
+    rows = {row.scope: row for row in build_report([run]).of(agreements).by_benchmark}
     assert set(rows) == {"lambada", "ifeval"}
     for row in rows.values():
         assert row.agreement.interval is None
@@ -210,7 +211,7 @@ def test_scored_choices_that_are_unknown_leave_the_average_undefined(
 
     edit_rows(run, "b", "loglikelihood", rename)
     report = build_report([run])
-    row = report.agreement_with_teacher(1, "loglikelihood")
+    row = agreement_with_teacher(report, 1, "loglikelihood")
     assert row.benchmarks == ("a",)
     assert set(row.benchmarks_with_flips) == {"a", "b"}
 
@@ -237,7 +238,7 @@ def test_runs_of_one_recipe_give_a_ceiling_and_an_interval_over_runs(
     ]
     run = synthetic.make_run(tmp_path / "run", benchmarks, models)
     report = build_report([run])
-    (ceiling,) = (row for row in report.agreement_ceilings if row.scope == "all")
+    (ceiling,) = (row for row in report.of(agreements).ceilings if row.scope == "all")
     assert (ceiling.reference, ceiling.checkpoint) == (1, 2)
     rows = [
         {
@@ -251,7 +252,7 @@ def test_runs_of_one_recipe_give_a_ceiling_and_an_interval_over_runs(
     same = [np.mean([one[d] == two[d] for d in one]) for one, two in ((rows[0], rows[1]), (rows[2], rows[3]))]
     assert ceiling.agreement.point == pytest.approx(np.mean(same))
     found: dict[str, AgreementRow] = {
-        report.checkpoints[i].label: report.agreement_with_teacher(i, "loglikelihood") for i in (1, 2, 3)
+        report.checkpoints[i].label: agreement_with_teacher(report, i, "loglikelihood") for i in (1, 2, 3)
     }
     assert found["s0"].runs == found["s1"].runs == (1, 2)
     both = [found[name].agreement.point for name in ("s0", "s1")]
@@ -270,7 +271,9 @@ def test_clusters_widen_the_interval(synthetic: SimpleNamespace, tmp_path: Path)
         ]
         run = synthetic.make_run(tmp_path / str(size), benchmarks, models)
         (row,) = (
-            r for r in build_report([run]).agreements if (r.scope, r.protocol) == ("all", "loglikelihood")
+            r
+            for r in build_report([run]).of(agreements).by_scope
+            if (r.scope, r.protocol) == ("all", "loglikelihood")
         )
         widths.append(row.retained.interval.width)
         assert ("clusters" in row.retained.interval.method) == bool(size)
@@ -298,7 +301,7 @@ def test_seeds_are_compared_one_by_one(synthetic: SimpleNamespace, tmp_path: Pat
     run = synthetic.make_run(tmp_path / "run", benchmarks, models)
     report = build_report([run])
     (cell,) = report.tensor.cells
-    (row,) = report.agreements_by_benchmark
+    (row,) = report.of(agreements).by_benchmark
     theirs, mine = cell.values
     assert row.lost.point == pytest.approx(float((theirs * (1 - mine)).mean()))
     right = theirs.mean(axis=0) >= 0.5

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from evalsuite.reports.analysis.bootstrap_sample import Estimate
-from evalsuite.reports.analysis.measures.flips import named_share
+from evalsuite.reports.analysis.flips import named_share
 from evalsuite.reports.analysis.scopes import Pool
 from evalsuite.reports.statistics.intervals import Interval
 

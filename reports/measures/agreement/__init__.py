@@ -1,25 +1,73 @@
 """Agreement with the teacher: a scatter against recovery, and flips behind equal averages."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from statistics import fmean
 
 import plotly.graph_objects as go
 
 from evalsuite.reports import formatting
 from evalsuite.reports.analysis.bootstrap_sample import Estimate
-from evalsuite.reports.analysis.measures.agreement import WHY, AgreementPool, AgreementRow
-from evalsuite.reports.analysis.measures.flips import Measure as Flip
-from evalsuite.reports.analysis.measures.tolerance import ToleranceRow, tolerance_rows
+from evalsuite.reports.analysis.flips import Flip
 from evalsuite.reports.analysis.scopes import ALL, INFORMATIVE
 from evalsuite.reports.figures.figure import Figure, Values, figure, text
 from evalsuite.reports.figures.plots import FEW_MARKS, Axis, Curve, Mark, Point, curves, scatter
 from evalsuite.reports.measure import MEASURES, Measure
+from evalsuite.reports.measures.agreement.rows import (
+    WHY,
+    AgreementPool,
+    AgreementRow,
+    agreement_rows,
+    benchmark_agreement_rows,
+    ceiling_rows,
+)
+from evalsuite.reports.measures.agreement.tolerance import ToleranceRow, tolerance_rows
 from evalsuite.reports.report import Report, resampled
 from evalsuite.reports.rules.evidence import NO_TEACHER, Evidence, lost_documents, matches
 from evalsuite.reports.rules.measurement import Measurement, NotMeasured
 from evalsuite.reports.rules.metric import Measured, RuleMetric
 from evalsuite.reports.rules.rule import Rule
 from evalsuite.reports.table import Column, Table, label_column, teacher_column, weights_column
+
+
+@dataclass(frozen=True, slots=True)
+class AgreementRows:
+    """How often students choose as their teachers, and runs of one recipe as one another."""
+
+    by_scope: tuple[AgreementRow, ...]
+    """Every student compared with its teacher, per protocol and scope: agreement, retained, flips."""
+    by_benchmark: tuple[AgreementRow, ...]
+    """The same per benchmark and context."""
+    ceilings: tuple[AgreementRow, ...]
+    """The same between training runs of one recipe, over all benchmarks: what another seed changes."""
+
+
+def agreements(report: Report) -> AgreementRows:
+    """Rows per scope and per benchmark of the students of every teacher, and between runs of one recipe."""
+    rows, by_benchmark, ceilings = [], [], []
+    for protocol, whole in report.of(resampled).items():
+        informative = report.informative_names(protocol)
+        for teacher, names in informative.items():
+            pool = AgreementPool(report.tensor, protocol, teacher)
+            rows += agreement_rows(pool, whole.recipes, names)
+            by_benchmark += benchmark_agreement_rows(pool)
+        ceilings += ceiling_rows(report.tensor, protocol, whole.recipes, informative)
+    return AgreementRows(tuple(rows), tuple(by_benchmark), tuple(ceilings))
+
+
+def agreement_with_teacher(
+    report: Report, checkpoint: int, protocol: str, scope: str = ALL
+) -> AgreementRow | None:
+    """The agreement row of a student in a scope."""
+    place = checkpoint, protocol, scope
+    rows = report.of(agreements).by_scope
+    return next((row for row in rows if (row.checkpoint, row.protocol, row.scope) == place), None)
+
+
+def leading_agreement(report: Report, checkpoint: int, protocol: str) -> AgreementRow | None:
+    """The agreement row over the informative benchmarks, or over all where none is."""
+    informative = agreement_with_teacher(report, checkpoint, protocol, INFORMATIVE)
+    return informative or agreement_with_teacher(report, checkpoint, protocol)
 
 
 def tolerances(report: Report) -> list[ToleranceRow]:
@@ -42,11 +90,11 @@ def _figures(report: Report) -> list[Figure]:
     """Scatter, flips and tolerance per protocol, where answers can be compared."""
     figures: list[Figure] = []
     for protocol in report.protocols:
-        scope = _scope(report.agreements, protocol)
+        scope = _scope(report.of(agreements).by_scope, protocol)
         rows = [
             row
             for student in report.students()
-            if (row := report.agreement_with_teacher(student, protocol, scope)) is not None
+            if (row := agreement_with_teacher(report, student, protocol, scope)) is not None
         ]
         made = _scatter(report, rows, protocol), _flips(report, rows, protocol), _tolerance(report, protocol)
         figures += [each for each in made if each is not None]
@@ -55,7 +103,7 @@ def _figures(report: Report) -> list[Figure]:
 
 def _notes(report: Report) -> list[str]:
     what = "Agreement is the share of documents on which student and teacher choose the same."
-    return [f"{_sentence(report)} {what}".strip()] if report.agreements else []
+    return [f"{_sentence(report)} {what}".strip()] if report.of(agreements).by_scope else []
 
 
 def _scope(rows: Iterable[AgreementRow | ToleranceRow], protocol: str) -> str:
@@ -71,8 +119,8 @@ def _benchmarks(scope: str) -> str:
 def _sentence(report: Report) -> str:
     """What the best student exchanged for its recovery; empty if it is unknown."""
     best = formatting.best_student(report)
-    scope = ALL if best is None else _scope(report.agreements, best.protocol)
-    row = None if best is None else report.agreement_with_teacher(best.checkpoint, best.protocol, scope)
+    scope = ALL if best is None else _scope(report.of(agreements).by_scope, best.protocol)
+    row = None if best is None else agreement_with_teacher(report, best.checkpoint, best.protocol, scope)
     if best is None or row is None or row.lost.point is None or row.gained.point is None:
         return ""
     label = report.checkpoints[row.checkpoint].label
@@ -96,7 +144,7 @@ def _scatter(report: Report, rows: list[AgreementRow], protocol: str) -> Figure 
     scope = points[0][0].scope
     ceilings = [
         row.agreement.point
-        for row in report.agreement_ceilings
+        for row in report.of(agreements).ceilings
         if (row.protocol, row.scope) == (protocol, scope) and row.agreement.point is not None
     ]
     labels = [report.checkpoints[row.checkpoint].label for row, _, _ in points]
@@ -242,7 +290,7 @@ ESTIMATES = (
 AGREEMENT: Table[AgreementRow] = Table(
     name="agreement",
     title="What changed behind the averages",
-    rows=lambda report: report.agreements,
+    rows=lambda report: report.of(agreements).by_scope,
     columns=(
         label_column(),
         weights_column(),
@@ -308,4 +356,15 @@ _METRICS = {
         has_scope=True,
     ),
 }
-MEASURES.add("agreement", Measure(tables=(AGREEMENT,), json={"tolerances": tolerances}, metrics=_METRICS))
+MEASURES.add(
+    "agreement",
+    Measure(
+        tables=(AGREEMENT,),
+        json={
+            "agreements_by_benchmark": lambda report: report.of(agreements).by_benchmark,
+            "agreement_ceilings": lambda report: report.of(agreements).ceilings,
+            "tolerances": tolerances,
+        },
+        metrics=_METRICS,
+    ),
+)

@@ -13,12 +13,12 @@ from evalsuite.foundation.taxonomy import OUTCOMES, names_answer
 from evalsuite.reports.analysis.cells import Cell
 from evalsuite.reports.statistics.agreement import agreement_by_chance, cohen_kappa
 
-Measure = Literal["agreement", "scored_agreement", "kappa", "by_chance", "lost", "gained", "retained"]
+Flip = Literal["agreement", "scored_agreement", "kappa", "by_chance", "lost", "gained", "retained"]
 """`by_chance`: agreement of independent choices with the same frequencies, which κ is relative to."""
-MEASURES: tuple[Measure, ...] = ("agreement", "scored_agreement", "kappa", "lost", "gained", "retained")
+FLIPS: tuple[Flip, ...] = ("agreement", "scored_agreement", "kappa", "lost", "gained", "retained")
 """Those that are reported."""
 ALL_DOCUMENTS, NAMED, RIGHT = "all", "named", "right"
-BASES: dict[str, dict[str, tuple[Measure, ...]]] = {
+BASES: dict[str, dict[str, tuple[Flip, ...]]] = {
     "loglikelihood": {
         ALL_DOCUMENTS: ("agreement", "scored_agreement", "kappa", "by_chance", "lost", "gained"),
         RIGHT: ("retained",),
@@ -89,7 +89,7 @@ class Reference:
             return np.asarray((self.cell.answers[self.row] >= 0).mean(axis=0) >= 0.5)
         return np.ones(len(self.cell.documents), dtype=bool)
 
-    def values(self, measure: Measure, row: int) -> np.ndarray | None:
+    def values(self, measure: Flip, row: int) -> np.ndarray | None:
         """A measure of the checkpoint in `row`, on the documents of its base; None if it has none here.
 
         Returns:
@@ -123,7 +123,7 @@ class Reference:
             same |= right[:, chosen]
         return np.asarray(same.astype(float))
 
-    def _flips(self, measure: Measure, row: int) -> np.ndarray:
+    def _flips(self, measure: Flip, row: int) -> np.ndarray:
         mine, theirs = self.cell.values[row], self.cell.values[self.row]
         if measure == "lost":
             return np.asarray((1 - mine) * theirs)

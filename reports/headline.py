@@ -1,0 +1,118 @@
+"""The headline of a report: one sentence with its main finding."""
+
+from evalsuite.reports.analysis.rows import AverageRow, GapRow
+from evalsuite.reports.analysis.scopes import ALL, INFORMATIVE
+from evalsuite.reports.formatting import CATEGORY_TITLES, PROTOCOL_TITLES, best_student, percent
+from evalsuite.reports.measures.agreement import agreement_with_teacher
+from evalsuite.reports.report import Report
+
+
+def headline(report: Report) -> str:
+    """One sentence with the main finding; nothing that is not statistically proven."""
+    best = best_student(report)
+    if best is None:
+        return _without_recovery(report)
+    label = report.checkpoints[best.checkpoint].label
+    recovered = (
+        f"{label} recovers {percent(best.recovery.point)} % of its teacher "
+        f"under {PROTOCOL_TITLES[best.protocol]}{_agreement_clause(report, best)}"
+    )
+    row = report.gap(best.checkpoint)
+    if best.protocol != "loglikelihood" or row is None:
+        return f"{recovered}{_unmeasured_clause(report, best)}."
+    if row.teacher_below_chance and row.gap.low <= 0:
+        # The teacher is at chance on those benchmarks; the other generation benchmarks say more.
+        lowest = _lowest_category(report, best.checkpoint)
+        if lowest is not None:
+            kind = CATEGORY_TITLES[lowest.scope].lower()
+            return (
+                f"{recovered}; its lowest recovery under generation is {percent(lowest.recovery.point)} % "
+                f"({kind})."
+            )
+        generation = report.average(best.checkpoint, "generation", INFORMATIVE)
+        if generation is not None and generation.recovery.point is not None:
+            return f"{recovered}; under generation it recovers {percent(generation.recovery.point)} %."
+    return f"{recovered}; {gap_clause(row)}."
+
+
+def _agreement_clause(report: Report, best: AverageRow) -> str:
+    """Such as `` and makes its choice on 78.1 % of the documents``; empty without comparable answers."""
+    row = agreement_with_teacher(report, best.checkpoint, best.protocol, best.scope)
+    if row is None or row.agreement.point is None:
+        return ""
+    what = "makes its choice" if best.protocol == "loglikelihood" else "gives its answer"
+    return f" and {what} on {percent(row.agreement.point)} % of the documents"
+
+
+def _unmeasured_clause(report: Report, best: AverageRow) -> str:
+    """Says that a student has no scores under generation, where others have some."""
+    measured = {s for s in report.students() if (row := report.average(s, "generation")) and row.benchmarks}
+    if not measured or best.checkpoint in measured:
+        return ""
+    return "; it was not measured under generation"
+
+
+def _lowest_category(report: Report, checkpoint: int) -> AverageRow | None:
+    """The category with the lowest recovery, of those evaluated under generation alone."""
+    both = {row.benchmark for row in report.gaps}
+    rows = [
+        row
+        for row in report.averages
+        if (row.checkpoint, row.protocol) == (checkpoint, "generation")
+        and row.scope not in (ALL, INFORMATIVE)
+        and row.recovery.point is not None
+        and not row.missing
+        and not both & set(row.benchmarks)
+    ]
+    return min(rows, key=lambda row: row.recovery.point or 0.0, default=None)
+
+
+def gap_clause(row: GapRow) -> str:
+    """The gap between the protocols as a clause."""
+    points = f"{100 * abs(row.gap.point):.1f} points"
+    if row.kind == "loss":
+        return f"it loses {points} more under generation"
+    if row.kind == "gain":
+        return f"it loses {points} less under generation"
+    return "no further loss under generation is proven"
+
+
+def _best_incomplete(report: Report) -> str:
+    """The best of the students that have most benchmarks; empty if none has a recovery.
+
+    A student with fewer benchmarks is not compared, and a second protocol is named if it was measured.
+    """
+    found: dict[int, list[AverageRow]] = {}
+    for student in report.students():
+        averages = (report.average(student, protocol, INFORMATIVE) for protocol in report.protocols)
+        found[student] = [row for row in averages if row is not None and row.recovery.point is not None]
+    measured = {student: rows for student, rows in found.items() if rows}
+    if not measured:
+        return ""
+    most = max(sum(len(row.benchmarks) for row in rows) for rows in measured.values())
+    best = max(
+        (rows for rows in measured.values() if sum(len(row.benchmarks) for row in rows) == most),
+        key=lambda rows: rows[0].recovery.point or 0.0,
+    )
+    clauses = []
+    for row in best:
+        planned = len({*row.benchmarks, *row.missing})
+        part = f" over {len(row.benchmarks)} of {planned} benchmarks" if row.missing else ""
+        protocol = PROTOCOL_TITLES[row.protocol]
+        clauses.append(f"{percent(row.recovery.point)} % of its teacher under {protocol}{part}")
+    label = report.checkpoints[best[0].checkpoint].label
+    return f"{label} recovers {' and '.join(clauses)}; the others are missing."
+
+
+def _without_recovery(report: Report) -> str:
+    checkpoints = f"{len(report.checkpoints)} checkpoint{'s' if len(report.checkpoints) != 1 else ''}"
+    if not report.teachers:
+        return f"Scores of {checkpoints}; without a teacher there is no recovery."
+    if not report.students():
+        return "Scores of the teacher; there is no student yet."
+    if incomplete := _best_incomplete(report):
+        return incomplete
+    if report.informative and not any(row.is_informative for row in report.informative):
+        who = " or ".join(f"'{report.checkpoints[i].label}'" for i in report.teachers)
+        return f"Nothing was measured: on no benchmark is {who} above chance with answers that it names."
+    return f"Scores of {checkpoints}; no recovery is defined."
