@@ -27,7 +27,7 @@ from evalsuite.reports.report import Report
 
 
 def report_markdown(report: Report) -> str:
-    """Render headline, recovery, comparisons, gap, needles and ablations as tables, then the warnings."""
+    """Render headline, recovery, comparisons, gap, recall and ablations as tables, then the warnings."""
     parts = [f"## {escape(headline(report))}", _about(report)]
     for teacher in report.teachers:
         parts += _recovery(report, teacher)
@@ -167,7 +167,7 @@ def _gap(report: Report) -> list[str]:
 
 
 def _recall(report: Report) -> list[str]:
-    """The recall numbers over all contexts, then the needles by context, as the page has them."""
+    """The recall numbers over all contexts, then the scores by context, as the page has them."""
     numbers = report.of(recall_numbers)
     parts = [] if numbers is None else [_values("model", numbers)]
     shown_against = next(iter(against_recovery(report.of(recall))), None)
@@ -177,14 +177,14 @@ def _recall(report: Report) -> list[str]:
         for row in report.of(correlations)
         if row.students == "all" and shown_against is not None
     ]
-    needles = [
-        _values(f"{figure.title}, % found", figure.table)
+    by_context = [
+        _values(f"{figure.title}, %", figure.table)
         for figure in report.of(context_views)
         if figure.table is not None
     ]
     return [
         f"### {title}\n\n" + "\n\n".join(each)
-        for title, each in (("Recall", parts), ("Needles by context", needles))
+        for title, each in (("Recall", parts), ("Scores by context", by_context))
         if each
     ]
 

@@ -12,11 +12,11 @@ from evalsuite.reports.table import aligned
 
 
 def leaderboard_text(report: Report) -> str:
-    """Render headline, one table per teacher, needles and the warnings."""
+    """Render headline, one table per teacher, scores by context and the warnings."""
     parts = [headline(report)]
     parts += [_recovery(report, teacher) for teacher in report.teachers]
     parts += [_table(report, None, protocol) for protocol in report.protocols]
-    parts.append(_needles(report))
+    parts.append(_by_context(report))
     if report.warnings:
         parts.append("\n".join(f"! {warning}" for warning in report.warnings))
     return "\n\n".join(part for part in parts if part)
@@ -89,7 +89,7 @@ def _score(values: list[float] | None, direction: str) -> str:
     return formatting.percent(mean) if direction == "higher" else f"{mean:.3f}"
 
 
-def _needles(report: Report) -> str:
+def _by_context(report: Report) -> str:
     return "\n\n".join(
         aligned([(figure.title, *figure.table.columns[1:]), *figure.table.rows])
         for figure in report.of(context_views)

@@ -225,7 +225,7 @@ NUMBERS = (
     "recovery with its 95 % interval."
 )
 BY_CONTEXT = (
-    "Needles found, in percent, by context length in tokens. Hover for the 95 % interval; where the page has "
+    "Scores in percent by context length in tokens. Hover for the 95 % interval; where the page has "
     "samples, click for the documents."
 )
 BEYOND = "†"
@@ -478,7 +478,7 @@ def recall_section(report: Report) -> list[Block]:
     blocks += charts([_against_recovery(report)])
     if by_context:
         about = (BY_CONTEXT, *unread_contexts(report.tensor))
-        blocks.append(Part("Needles by context", [*map(Text, about), *charts(by_context)], "needles"))
+        blocks.append(Part("Scores by context", [*map(Text, about), *charts(by_context)], "contexts"))
     return [*blocks, *(Part(figure.title, charts([figure])) for figure in by_task)]
 
 

@@ -27,7 +27,7 @@ def tiles(report: Report) -> list[Tile]:
         _best(report),
         _retained(report),
         _largest_gap(report),
-        _needle_reach(report),
+        _context_reach(report),
         _rank_changes(report),
         _documents(report),
     ]
@@ -97,10 +97,10 @@ def _rank_changes(report: Report) -> Tile | None:
     return Tile(f"{len(agreement.inversions)} of {agreement.pairs}", "", text, "#ranks")
 
 
-def _needle_reach(report: Report) -> Tile | None:
-    """The longest context at which a student finds half of the needles, on the first benchmark with contexts.
+def _context_reach(report: Report) -> Tile | None:
+    """The longest context at which a student scores 50 %, on the first benchmark with contexts.
 
-    Generation takes precedence: choosing the needle among given options is not retrieval.
+    Generation takes precedence: choosing an answer among given options is not retrieval.
     """
     students = report.students()
     for benchmark in report.benchmarks:
@@ -117,16 +117,16 @@ def _needle_reach(report: Report) -> Tile | None:
         reach = [row for row in rows if row.score.point >= 0.5]
         if not reach:
             shortest = min(row.context for row in rows if row.context is not None)
-            text = f"no student finds half of the needles at {formatting.tokens(shortest)} tokens {place}"
-            return Tile("0", "", text, "#needles")
+            text = f"no student scores 50 % at {formatting.tokens(shortest)} tokens {place}"
+            return Tile("0", "", text, "#contexts")
         longest = max(row.context for row in reach if row.context is not None)
         here = [row for row in reach if row.context == longest]
         best = max(here, key=lambda row: row.score.point)
         who = report.checkpoints[best.checkpoint].label
         if len(here) > 1:
             who += f" and {len(here) - 1} more"
-        text = f"longest context at which a student finds half of the needles: {who} {place}"
-        return Tile(formatting.tokens(longest), "", text, "#needles")
+        text = f"longest context at which a student scores 50 %: {who} {place}"
+        return Tile(formatting.tokens(longest), "", text, "#contexts")
     return None
 
 

@@ -196,3 +196,34 @@ def test_only_common_documents_count(run: Path, tmp_path: Path) -> None:
     expected = sum(mine.values()) / sum(theirs[document] for document in mine)
     assert report.average(1, "loglikelihood").recovery.point == pytest.approx(expected)
     assert expected != pytest.approx(sum(mine.values()) / 40 / (sum(theirs.values()) / 60), abs=1e-4)
+
+
+def test_score_files_that_the_manifest_names_and_the_folder_lacks_are_named(
+    synthetic: SimpleNamespace, tmp_path: Path
+) -> None:
+    """Of a benchmark without files, and of one checkpoint's; the page shows the rest."""
+    names = ("facts", "gone", "half")
+    run = synthetic.make_run(
+        tmp_path / "run",
+        [synthetic.SyntheticBenchmark(name, name.title(), "knowledge", 60) for name in names],
+        [
+            synthetic.SyntheticCheckpoint("teacher", lambda b, p, c: 0.8, "teacher"),
+            synthetic.SyntheticCheckpoint("student", lambda b, p, c: 0.7),
+        ],
+    )
+    for protocol in ("loglikelihood", "generation"):
+        for path in score_paths(run, "gone", protocol):
+            path.unlink()
+        for path in score_paths(run, "half", protocol):
+            if next(iter(read_rows(path).values()))["checkpoint"] == "student":
+                path.unlink()
+    made = compare([run], tmp_path / "out")
+    assert {row.benchmark for row in made.report.scores if row.checkpoint == 1} == {"facts"}
+    averages = [row for row in made.report.averages if (row.checkpoint, row.scope) == (1, "all")]
+    assert [row.missing for row in averages] == [("gone", "half")] * 2
+    assert "missing gone, half" in made.page.read_text()
+    results = run_gate([run], policy_from_options(min_recovery=0.5)).results
+    assert [each.outcome for each in results] == ["unmeasured"] * 2
+    for each in results:
+        for checkpoint, benchmark in (("teacher", "gone"), ("student", "gone"), ("student", "half")):
+            assert f"{benchmark}: '{checkpoint}' has 0 of 60 documents" in each.why

@@ -142,7 +142,10 @@ def test_what_a_package_breaks_is_left_out_by_name(
     rows = {"rows": lambda report: report.averages, "title": "Mine", "order": 21}
     measures = {
         "mine": Measure(tables=(Table(name="mine", columns=(bad,), **rows),), columns=(bad,)),
-        "twice": Measure(tables=(Table(name="pairs", columns=(), **rows),)),
+        "twice": Measure(
+            tables=(Table(name="pairs", columns=(), **rows),),
+            columns=(Column("recovery", value=lambda report, entry: 0.0),),
+        ),
         "lists": Measure(json={"torn": lambda report: [1 / 0], "raw": lambda report: [{1}]}),
         "objects": Measure(tables=(Table(name="objects", title="O", rows=lambda _: [{1}], columns=()),)),
     }
@@ -154,6 +157,8 @@ def test_what_a_package_breaks_is_left_out_by_name(
         "table 'mine' of other 1.0 is left out: KeyError: 'no such part'",
         "table 'pairs' of other 1.0 is left out: another measure has one",
         "leaderboard column 'broken' of other 1.0 is left out: KeyError: 'no such part'",
+        "leaderboard column 'recovery' of other 1.0 is left out: ValueError: table 'leaderboard' has two "
+        "columns 'recovery'",
         "list 'torn' of other 1.0 is left out: ZeroDivisionError: division by zero",
         "table 'objects' of other 1.0 is left out: TypeError: Object of type set is not JSON serializable",
     }

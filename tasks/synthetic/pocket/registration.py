@@ -1,8 +1,9 @@
 """Registration of the pocket world as a document generator."""
 
-from evalsuite.tasks.generator import Generator, NeedleMarks, Row, RowRequest
+from evalsuite.tasks.generator import Generator, Row, RowRequest
 from evalsuite.tasks.synthetic.pocket import niah
 from evalsuite.tasks.synthetic.pocket.rows import rows
+from evalsuite.tasks.synthetic.ruler.registration import NEEDLE
 
 
 def pocket(request: RowRequest) -> list[Row]:
@@ -16,5 +17,4 @@ def pocket(request: RowRequest) -> list[Row]:
     )
 
 
-NEEDLE = NeedleMarks("One of the special magic ", "\nWhat is the special magic ")
 GENERATOR = Generator(pocket, needles=dict.fromkeys(niah.TASKS, NEEDLE))

@@ -21,6 +21,7 @@ def ruler(request: RowRequest) -> list[Row]:
 
 
 NEEDLE = NeedleMarks("One of the special magic ", "\nWhat is the special magic ")
+"""In prompts of RULER, and of the pocket world, which has its words."""
 SINGLE = [
     name
     for name, task in niah.TASKS.items()

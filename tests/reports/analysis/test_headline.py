@@ -4,7 +4,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
-from evalsuite.reports.formatting import headline
+from evalsuite.reports.headline import headline
 from evalsuite.reports.report import Report, build_report
 from tests.reports.score_edits import Row, edit_rows
 

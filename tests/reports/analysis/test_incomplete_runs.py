@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from evalsuite.reports.comparison import compare
-from evalsuite.reports.formatting import headline
+from evalsuite.reports.headline import headline
 from evalsuite.reports.measures.agreement import agreement_with_teacher
 from evalsuite.reports.measures.papers import paper_comparison
 from evalsuite.reports.report import Report

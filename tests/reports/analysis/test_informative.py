@@ -12,7 +12,7 @@ import pytest
 
 from evalsuite.reports import compare
 from evalsuite.reports.analysis.informative import informative_names
-from evalsuite.reports.formatting import headline
+from evalsuite.reports.headline import headline
 from evalsuite.reports.measures.agreement import agreement_with_teacher
 from evalsuite.reports.measures.scores import SCORES, letters
 from evalsuite.reports.report import Report, build_report

@@ -71,4 +71,4 @@ def test_one_student_is_compared_with_none(synthetic: SimpleNamespace, tmp_path:
     blocks = recall_section(report_of(synthetic, tmp_path, {"looks": 0.8}))
     assert not any(isinstance(block, Charts) for block in blocks)
     (part,) = (block for block in blocks if isinstance(block, Part))
-    assert part.title == "Needles by context"
+    assert part.title == "Scores by context"
