@@ -155,6 +155,22 @@ def test_a_circle_is_found(text: str, hidden: str) -> None:
     assert circles(import_graph(sources | {"evalsuite.b.three": ""})) == []
 
 
+def test_no_module_hides_what_its_package_imports() -> None:
+    """A module that is imported first becomes an attribute of its package, in the place of another import."""
+    for path in (path for path in modules(*ROOMS, "reports/studies") if path.name == "__init__.py"):
+        own = module_name(path, ROOT).removesuffix(".__init__")
+        inside = {each.stem if each.suffix else each.name for each in path.parent.iterdir()}
+        hidden = [
+            f"{own}.{alias.asname or alias.name}"
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.ImportFrom)
+            for alias in node.names
+            if (alias.asname or alias.name) in inside
+            and node.module not in (own, f"{own}.{alias.asname or alias.name}")
+        ]
+        assert not hidden
+
+
 @pytest.mark.parametrize("room", FOLDERS)
 def test_folders_are_those_of_the_plan(room: str) -> None:
     files = [path.relative_to(ROOT / room).parts for path in (ROOT / room).rglob("*") if path.is_file()]

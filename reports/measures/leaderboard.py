@@ -15,7 +15,7 @@ from evalsuite.reports.measures.agreement.tolerance import ToleranceRow
 from evalsuite.reports.measures.distances import distance_of
 from evalsuite.reports.measures.distances.rows import DistanceRow
 from evalsuite.reports.measures.efficiency import efficiency
-from evalsuite.reports.measures.efficiency.ratios import Quantity, typical_ratio
+from evalsuite.reports.measures.efficiency.comparison import Quantity, typical_ratio
 from evalsuite.reports.measures.recovery import METRICS
 from evalsuite.reports.report import Report
 from evalsuite.reports.table import (

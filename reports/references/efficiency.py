@@ -21,7 +21,7 @@ class PaperRatio:
     student: str
     """`hybrid`: a quarter of the layers is softmax."""
     quantity: str
-    """One of `evalsuite.reports.measures.efficiency.ratios.QUANTITIES`."""
+    """One of `evalsuite.reports.measures.efficiency.comparison.QUANTITIES`."""
     context: int
     low: float | None
     """None: the paper only states an upper end."""

@@ -2,8 +2,8 @@
 
     python -m evalsuite.reports.studies.efficiency_crossovers reports/results/efficiency-h200
 
-Shares no code with `evalsuite.reports.measures.efficiency.ratios`: ratios by pandas, crossings as roots of
-a piecewise linear function of log context. Exit code 0: equal; 1: they differ; 64: files cannot be read.
+Shares no code with `evalsuite.reports.measures.efficiency.comparison`: ratios by pandas, crossings as roots
+of a piecewise linear function of log context. Exit code 0: equal; 1: they differ; 64: files cannot be read.
 """
 
 import sys

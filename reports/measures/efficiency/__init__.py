@@ -12,8 +12,7 @@ from evalsuite.reports import formatting
 from evalsuite.reports.blocks import Block, Fold, Text, charts
 from evalsuite.reports.figures.figure import Figure, Values, figure, text
 from evalsuite.reports.measure import MEASURES, Measure
-from evalsuite.reports.measures.efficiency.charts import efficiency_charts
-from evalsuite.reports.measures.efficiency.ratios import (
+from evalsuite.reports.measures.efficiency.comparison import (
     QUANTITIES,
     Crossover,
     Pairing,
@@ -30,6 +29,7 @@ from evalsuite.reports.measures.efficiency.ratios import (
     settings,
     synthetic_deviation,
 )
+from evalsuite.reports.measures.efficiency.context_charts import efficiency_charts
 from evalsuite.reports.measures.efficiency.rules import METRICS
 from evalsuite.reports.records.efficiency import EfficiencyRow, Spread, read_efficiency
 from evalsuite.reports.references.efficiency import PaperRatio, paper_ratios

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from evalsuite.reports.analysis.result_tensor import ResultTensor
-from evalsuite.reports.measures.efficiency.ratios import (
+from evalsuite.reports.measures.efficiency.comparison import (
     QUANTITIES,
     Quantity,
     by_context,

@@ -16,7 +16,7 @@ from evalsuite.reports.measures.efficiency import (
     pareto_front,
     ratio_rows,
 )
-from evalsuite.reports.measures.efficiency.ratios import (
+from evalsuite.reports.measures.efficiency.comparison import (
     Ratio,
     by_context,
     crossover,

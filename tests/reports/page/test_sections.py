@@ -16,8 +16,8 @@ from evalsuite.reports import compare, load_policy
 from evalsuite.reports.analysis.result_tensor import load_result_tensor
 from evalsuite.reports.measures.agreement import agreement_with_teacher, tolerances
 from evalsuite.reports.measures.efficiency import efficiency
-from evalsuite.reports.measures.efficiency.charts import efficiency_charts
-from evalsuite.reports.measures.efficiency.ratios import setting, settings
+from evalsuite.reports.measures.efficiency.comparison import setting, settings
+from evalsuite.reports.measures.efficiency.context_charts import efficiency_charts
 from evalsuite.reports.measures.leaderboard import LEADERBOARD
 from evalsuite.reports.measures.recall import recall
 from evalsuite.reports.page.render import render_page

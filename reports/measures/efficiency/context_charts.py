@@ -6,7 +6,7 @@ from evalsuite.reports import formatting
 from evalsuite.reports.figures.axes import log_axis
 from evalsuite.reports.figures.figure import Figure
 from evalsuite.reports.figures.plots import Axis, Curve, Point, curves
-from evalsuite.reports.measures.efficiency.ratios import (
+from evalsuite.reports.measures.efficiency.comparison import (
     Quantity,
     by_context,
     pairings,
