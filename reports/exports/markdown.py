@@ -4,18 +4,15 @@ from evalsuite.reports import formatting
 from evalsuite.reports.analysis.averages import order
 from evalsuite.reports.analysis.scopes import ALL
 from evalsuite.reports.figures.figure import Values
-from evalsuite.reports.findings import (
-    ablation_sentence,
-    order_sentences,
-    repeat_sentences,
-    replicate_sentences,
-)
 from evalsuite.reports.headline import headline
 from evalsuite.reports.markdown import escape, table
 from evalsuite.reports.measures.ablations import ABLATIONS, ablation_rows, ablations
+from evalsuite.reports.measures.ablations.sentences import ablation_sentence, repeat_sentences
 from evalsuite.reports.measures.gap import GAP
 from evalsuite.reports.measures.leaderboard import Entry, columns_of
+from evalsuite.reports.measures.pairs import replicate_sentences
 from evalsuite.reports.measures.papers import PAPERS, orders, paper_comparison
+from evalsuite.reports.measures.papers.comparison import order_sentences
 from evalsuite.reports.measures.recall import (
     against_recovery,
     context_views,

@@ -18,7 +18,7 @@ from evalsuite.reports.figures.figure import Figure, Values
 from evalsuite.reports.figures.plots import Slope, slopes
 from evalsuite.reports.figures.row_charts import Dumbbell, Share, axis_mark, dumbbells, stack
 from evalsuite.reports.measure import MEASURES, Measure
-from evalsuite.reports.measures.paper_tables import paper_gap_sentence
+from evalsuite.reports.measures.papers.tables import paper_gap_sentence
 from evalsuite.reports.report import Report
 from evalsuite.reports.rules.evidence import NO_TEACHER, SHOWN, Evidence, matches, missing
 from evalsuite.reports.rules.measurement import Measurement, NotMeasured

@@ -1,13 +1,16 @@
 """Pairwise comparison: differences between all pairs of checkpoints."""
 
+from math import sqrt
 from typing import Any
 
-from evalsuite.reports import findings, formatting
+from evalsuite.reports import formatting
 from evalsuite.reports.analysis.rows import PairRow
+from evalsuite.reports.analysis.scopes import INFORMATIVE
 from evalsuite.reports.figures.figure import Figure, text
 from evalsuite.reports.figures.plots import heatmap
 from evalsuite.reports.measure import MEASURES, Measure
 from evalsuite.reports.report import Report
+from evalsuite.reports.statistics.intervals import student_quantile
 from evalsuite.reports.table import CSV, PAGE, Column, Table, label_of
 
 
@@ -90,6 +93,43 @@ def _kind(report: Report, row: PairRow) -> str:
     return "tie" if not row.proven else "gain" if row.difference.point > 0 else "loss"
 
 
+def replicate_sentences(report: Report, protocol: str, scope: str | None = None) -> list[str]:
+    """Describe the spread of recovery over training seeds; the pooled spread tells what is noise.
+
+    Nothing if recoveries are compared over another `scope`.
+    """
+    groups = [
+        group for group in report.replicates if group.protocol == protocol and scope in (None, group.scope)
+    ]
+    if not groups:
+        return []
+    which_benchmarks = "the informative" if groups[0].scope == INFORMATIVE else "all"
+    how = f"{formatting.PROTOCOL_TITLES[protocol]}, over {which_benchmarks} benchmarks"
+    degrees = sum(len(group.checkpoints) - 1 for group in groups)
+    squares = sum((len(group.checkpoints) - 1) * group.deviation**2 for group in groups)
+    least = sqrt(2 * squares / degrees) * student_quantile(degrees, 0.975)
+    names = [", ".join(report.checkpoints[i].label for i in group.checkpoints) for group in groups]
+    tie = (
+        f"a difference between single runs of two recipes exceeds the noise of training from "
+        f"{100 * least:.1f} points on (t, {degrees} degrees of freedom)."
+    )
+    if len(groups) == 1:
+        (group,) = groups
+        return [
+            f"{len(group.checkpoints)} training runs that differ only in seed ({names[0]}) recover "
+            f"{formatting.percent(group.mean)} % on average under {how}, with a standard deviation of "
+            f"{100 * group.deviation:.2f} points: {tie}"
+        ]
+    each = [
+        f"{formatting.percent(group.mean)} ± {100 * group.deviation:.2f} ({which})"
+        for group, which in zip(groups, names, strict=True)
+    ]
+    return [
+        f"Recovery of training runs that differ only in seed, in % ± standard deviation, under {how}: "
+        f"{'; '.join(each)}. Pooled, {tie}"
+    ]
+
+
 PAIRS: Table[PairRow] = Table(
     name="pairs",
     title="Pairwise comparison",
@@ -144,9 +184,7 @@ PAIRS: Table[PairRow] = Table(
         "effect) is the smallest true difference that these documents detect with 80 % power."
     ),
     notes=lambda report: [
-        sentence
-        for protocol in report.protocols
-        for sentence in findings.replicate_sentences(report, protocol)
+        sentence for protocol in report.protocols for sentence in replicate_sentences(report, protocol)
     ],
     figures=lambda report: [
         figure for protocol in report.protocols if (figure := _map(report, protocol)) is not None

@@ -6,7 +6,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from evalsuite.reports import findings, formatting
+from evalsuite.reports import formatting
 from evalsuite.reports.analysis.averages import order
 from evalsuite.reports.analysis.lineage import lineage_of
 from evalsuite.reports.analysis.rows import AverageRow
@@ -14,6 +14,7 @@ from evalsuite.reports.analysis.scopes import INFORMATIVE
 from evalsuite.reports.figures.axes import Axis, nice_axis
 from evalsuite.reports.figures.figure import script_json
 from evalsuite.reports.measures.leaderboard import Entry, columns_of
+from evalsuite.reports.measures.pairs import replicate_sentences
 from evalsuite.reports.page.benchmark_cells import BenchmarkCell, BenchmarkColumn, benchmark_columns
 from evalsuite.reports.page.tables import Cell, Head, cell, head
 from evalsuite.reports.report import Report
@@ -225,7 +226,7 @@ def _view(
         protocol=protocol,
         scope=scope,
         caption=_caption(report, [columns[at].benchmark for at in shown], protocol, scope),
-        sentences=tuple(findings.replicate_sentences(report, protocol, scope)),
+        sentences=tuple(replicate_sentences(report, protocol, scope)),
         columns=tuple(shown),
         ticks=_ticks(axis),
         reference=None if axis is None else axis.at(100.0),

@@ -15,7 +15,7 @@ from evalsuite.reports.analysis.recovery import chance_normalized_recovery, reco
 from evalsuite.reports.analysis.replicates import replicates_of
 from evalsuite.reports.analysis.result_tensor import load_result_tensor
 from evalsuite.reports.analysis.scopes import weights_of
-from evalsuite.reports.findings import replicate_sentences
+from evalsuite.reports.measures.pairs import replicate_sentences
 from evalsuite.reports.measures.papers import paper_comparison
 from evalsuite.reports.references.papers import (
     CITATIONS,

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from evalsuite.reports.blocks import chip
-from evalsuite.reports.measures.paper_tables import paper_tables
+from evalsuite.reports.measures.papers.tables import paper_tables
 from evalsuite.reports.report import Report, build_report
 
 CONTEXTS = (512, 1024, 2048, 4096)

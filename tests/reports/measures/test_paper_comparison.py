@@ -9,8 +9,8 @@ import pytest
 from scipy.stats import kendalltau
 
 from evalsuite.reports import compare
-from evalsuite.reports.findings import order_sentences
 from evalsuite.reports.measures.papers import orders, paper_comparison
+from evalsuite.reports.measures.papers.comparison import order_sentences
 from evalsuite.reports.references.papers import MODELS, linearizing_scores
 from evalsuite.reports.report import Report
 

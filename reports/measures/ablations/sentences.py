@@ -1,91 +1,16 @@
-"""Findings of a report as sentences, shared by the page and Markdown."""
+"""What the variants of a recipe show, as sentences that the page and Markdown share."""
 
 from collections.abc import Sequence
-from math import sqrt
 
 from evalsuite.foundation.taxonomy import PROTOCOLS
 from evalsuite.reports import formatting
-from evalsuite.reports.analysis.paper_comparison import PaperOrder
 from evalsuite.reports.analysis.rows import AverageRow
-from evalsuite.reports.analysis.scopes import INFORMATIVE
-from evalsuite.reports.analysis.variants import Ablation
+from evalsuite.reports.measures.ablations.variants import Ablation
 from evalsuite.reports.report import Report
 from evalsuite.reports.statistics.agreement import rank_agreement
-from evalsuite.reports.statistics.intervals import student_quantile
 
 LISTED = 6
 """Students that a sentence lists in their order; of more, it names the first."""
-
-
-def replicate_sentences(report: Report, protocol: str, scope: str | None = None) -> list[str]:
-    """Describe the spread of recovery over training seeds; the pooled spread tells what is noise.
-
-    Nothing if recoveries are compared over another `scope`.
-    """
-    groups = [
-        group for group in report.replicates if group.protocol == protocol and scope in (None, group.scope)
-    ]
-    if not groups:
-        return []
-    which_benchmarks = "the informative" if groups[0].scope == INFORMATIVE else "all"
-    how = f"{formatting.PROTOCOL_TITLES[protocol]}, over {which_benchmarks} benchmarks"
-    degrees = sum(len(group.checkpoints) - 1 for group in groups)
-    squares = sum((len(group.checkpoints) - 1) * group.deviation**2 for group in groups)
-    least = sqrt(2 * squares / degrees) * student_quantile(degrees, 0.975)
-    names = [", ".join(report.checkpoints[i].label for i in group.checkpoints) for group in groups]
-    tie = (
-        f"a difference between single runs of two recipes exceeds the noise of training from "
-        f"{100 * least:.1f} points on (t, {degrees} degrees of freedom)."
-    )
-    if len(groups) == 1:
-        (group,) = groups
-        return [
-            f"{len(group.checkpoints)} training runs that differ only in seed ({names[0]}) recover "
-            f"{formatting.percent(group.mean)} % on average under {how}, with a standard deviation of "
-            f"{100 * group.deviation:.2f} points: {tie}"
-        ]
-    each = [
-        f"{formatting.percent(group.mean)} ± {100 * group.deviation:.2f} ({which})"
-        for group, which in zip(groups, names, strict=True)
-    ]
-    return [
-        f"Recovery of training runs that differ only in seed, in % ± standard deviation, under {how}: "
-        f"{'; '.join(each)}. Pooled, {tie}"
-    ]
-
-
-def order_sentences(report: Report, order: PaperOrder) -> list[str]:
-    """Describe how the order of the mixers agrees with the paper's, and which differences here are ties."""
-    label = {checkpoint: report.checkpoints[checkpoint].label for checkpoint in order.checkpoints}
-    count = len(order.checkpoints)
-    pairs = count * (count - 1) // 2
-    here = ", ".join(
-        f"{label[s]} {formatting.percent(recovery)}"
-        for s, recovery in zip(order.checkpoints, order.recoveries, strict=True)
-    )
-    first = f"Order of the {count} mixers here: {here}. "
-    if order.tau is not None:
-        first += f"Kendall τ with the paper's order is {formatting.plain(order.tau, 2)}"
-        if order.interval is not None:
-            over = order.interval.method.removeprefix("bootstrap ")
-            first += f" (95 % interval {formatting.span(order.interval, 1, 2)} {over})"
-        first += f": {len(order.inversions)} of {pairs} pairs are reversed"
-        first += f" ({_pairs(label, order.inversions, ' above ')})." if order.inversions else "."
-    sentences = [first]
-    if order.deviation is None:
-        tie = "Over documents alone (one run per recipe), these are not proven different: "
-    else:
-        tie = (
-            f"Training runs that differ only in seed have a standard deviation of "
-            f"{100 * order.deviation:.2f} points of this recovery ({order.degrees:g} degrees of freedom); "
-            "over documents and runs, these are not proven different: "
-        )
-    sentences.append(tie + (f"{_pairs(label, order.ties, ' and ')}." if order.ties else "none."))
-    return sentences
-
-
-def _pairs(label: dict[int, str], pairs: tuple[tuple[int, int], ...], joint: str) -> str:
-    return "; ".join(f"{label[first]}{joint}{label[second]}" for first, second in pairs)
 
 
 def answered_all(report: Report, ablation: Ablation, row: AverageRow) -> bool:

@@ -10,10 +10,10 @@ import pytest
 from scipy.stats import kendalltau, t
 
 from evalsuite.foundation import DataError
-from evalsuite.reports import compare, findings
-from evalsuite.reports.findings import replicate_sentences
-from evalsuite.reports.measures.ablations import ablations
+from evalsuite.reports import compare
+from evalsuite.reports.measures.ablations import ablations, sentences
 from evalsuite.reports.measures.layers import layer_charts
+from evalsuite.reports.measures.pairs import replicate_sentences
 from evalsuite.reports.measures.training import loss_curves, training_views
 from evalsuite.reports.records.loss_curves import read_loss_curves
 from evalsuite.reports.report import Report
@@ -137,9 +137,9 @@ def test_agreement_of_protocols_on_variants(made: tuple[Report, Path, Path]) -> 
 def test_of_many_variants_the_first_is_named(
     made: tuple[Report, Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(findings, "LISTED", 3)
+    monkeypatch.setattr(sentences, "LISTED", 3)
     (tune,) = (each for each in made[0].of(ablations) if each.base == "tune")
-    sentence = findings.ablation_sentence(made[0], tune)
+    sentence = sentences.ablation_sentence(made[0], tune)
     first = "the first of 4 is tune-kd-full under log-likelihood and tune-kd-part under generation"
     assert sentence.startswith(f"On documents evaluated under both protocols, {first} (Kendall τ")
     assert "tune-sft" not in sentence

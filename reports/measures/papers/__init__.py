@@ -6,14 +6,19 @@ from dataclasses import replace
 from markupsafe import Markup
 
 from evalsuite.reports import formatting
-from evalsuite.reports.analysis.paper_comparison import PaperOrder, PaperRow, paper_orders, paper_rows
 from evalsuite.reports.blocks import Block, Fold, Text, Texts
 from evalsuite.reports.figures.axes import Axis, nice_axis
 from evalsuite.reports.figures.figure import Values
 from evalsuite.reports.figures.row_charts import axis_mark, interval_mark
-from evalsuite.reports.findings import order_sentences
 from evalsuite.reports.measure import MEASURES, Measure
-from evalsuite.reports.measures.paper_tables import paper_tables
+from evalsuite.reports.measures.papers.comparison import (
+    PaperOrder,
+    PaperRow,
+    order_sentences,
+    paper_orders,
+    paper_rows,
+)
+from evalsuite.reports.measures.papers.tables import paper_tables
 from evalsuite.reports.report import Report, resampled
 from evalsuite.reports.section import section
 from evalsuite.reports.table import CSV, PAGE, Column, Table, label_column, teacher_column, weights_column

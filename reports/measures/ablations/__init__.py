@@ -7,10 +7,10 @@ from typing import Any
 from evalsuite.foundation.taxonomy import PROTOCOLS
 from evalsuite.reports import formatting
 from evalsuite.reports.analysis.rows import AverageRow
-from evalsuite.reports.analysis.variants import Ablation, Variant, ablations_of
 from evalsuite.reports.blocks import Block, Part, Text
-from evalsuite.reports.findings import ablation_sentence, answered_all, repeat_sentences
 from evalsuite.reports.measure import MEASURES, Measure
+from evalsuite.reports.measures.ablations.sentences import ablation_sentence, answered_all, repeat_sentences
+from evalsuite.reports.measures.ablations.variants import Ablation, Variant, ablations_of
 from evalsuite.reports.report import Report
 from evalsuite.reports.section import section
 from evalsuite.reports.table import CSV, PAGE, Column, Table, label_column, label_of, weights_column

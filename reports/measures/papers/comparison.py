@@ -8,6 +8,7 @@ from math import sqrt
 
 import numpy as np
 
+from evalsuite.reports import formatting
 from evalsuite.reports.analysis.bootstrap_sample import BootstrapSample, Estimate
 from evalsuite.reports.analysis.lineage import lineage_of
 from evalsuite.reports.analysis.pairs import proven_pairs
@@ -22,6 +23,7 @@ from evalsuite.reports.references.papers import (
     macro_recovery,
     nearest_scale,
 )
+from evalsuite.reports.report import Report
 from evalsuite.reports.statistics.agreement import rank_agreement
 from evalsuite.reports.statistics.intervals import Interval
 
@@ -235,3 +237,37 @@ def _tau_interval(
     taus = (signs * fixed[:, None]).sum(axis=0) / np.maximum(scale, 1)
     low, high = np.quantile(taus, [0.025, 0.975])
     return Interval(tau, min(float(low), tau), max(float(high), tau), method)
+
+
+def order_sentences(report: Report, order: PaperOrder) -> list[str]:
+    """Describe how the order of the mixers agrees with the paper's, and which differences here are ties."""
+    label = {checkpoint: report.checkpoints[checkpoint].label for checkpoint in order.checkpoints}
+    count = len(order.checkpoints)
+    pairs = count * (count - 1) // 2
+    here = ", ".join(
+        f"{label[s]} {formatting.percent(recovery)}"
+        for s, recovery in zip(order.checkpoints, order.recoveries, strict=True)
+    )
+    first = f"Order of the {count} mixers here: {here}. "
+    if order.tau is not None:
+        first += f"Kendall τ with the paper's order is {formatting.plain(order.tau, 2)}"
+        if order.interval is not None:
+            over = order.interval.method.removeprefix("bootstrap ")
+            first += f" (95 % interval {formatting.span(order.interval, 1, 2)} {over})"
+        first += f": {len(order.inversions)} of {pairs} pairs are reversed"
+        first += f" ({_pairs(label, order.inversions, ' above ')})." if order.inversions else "."
+    sentences = [first]
+    if order.deviation is None:
+        tie = "Over documents alone (one run per recipe), these are not proven different: "
+    else:
+        tie = (
+            f"Training runs that differ only in seed have a standard deviation of "
+            f"{100 * order.deviation:.2f} points of this recovery ({order.degrees:g} degrees of freedom); "
+            "over documents and runs, these are not proven different: "
+        )
+    sentences.append(tie + (f"{_pairs(label, order.ties, ' and ')}." if order.ties else "none."))
+    return sentences
+
+
+def _pairs(label: dict[int, str], pairs: tuple[tuple[int, int], ...], joint: str) -> str:
+    return "; ".join(f"{label[first]}{joint}{label[second]}" for first, second in pairs)
