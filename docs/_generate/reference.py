@@ -113,7 +113,8 @@ def tables() -> str:
 
 def columns() -> str:
     """Return the columns of the leaderboard."""
-    rows = [f"| `{each.name}` | {each.hint} |" for each in COLUMNS if each.hint]
+    others = (each for name in registries.own(MEASURES) for each in MEASURES[name].columns)
+    rows = [f"| `{each.name}` | {each.hint} |" for each in (*COLUMNS, *others) if each.hint]
     return "\n".join(("| leaderboard column | description |", "|---|---|", *rows))
 
 

@@ -18,6 +18,7 @@ from evalsuite.reports.figures.figure import Figure, Values
 from evalsuite.reports.figures.plots import Slope, slopes
 from evalsuite.reports.figures.row_charts import Dumbbell, Share, axis_mark, dumbbells, stack
 from evalsuite.reports.measure import MEASURES, Measure
+from evalsuite.reports.measures.leaderboard import Entry
 from evalsuite.reports.measures.papers.tables import paper_gap_sentence
 from evalsuite.reports.report import Report
 from evalsuite.reports.rules.evidence import NO_TEACHER, SHOWN, Evidence, matches, missing
@@ -404,4 +405,14 @@ _METRIC = RuleMetric(
     has_option=True,
     protocols="both",
 )
-MEASURES.add("gap", Measure(tables=(GAP,), metrics={"gap": _METRIC}))
+COLUMN: Column[Entry] = Column(
+    "gap",
+    title="gap",
+    hint="Drop under generation − drop under log-likelihood, on documents with both.",
+    value=lambda report, entry: None if (row := report.gap(entry.checkpoint)) is None else row.gap,
+    kind="interval",
+    unit="points",
+    better="lower",
+    outputs=("markdown",),
+)
+MEASURES.add("gap", Measure(tables=(GAP,), columns=(COLUMN,), metrics={"gap": _METRIC}))

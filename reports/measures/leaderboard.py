@@ -1,21 +1,14 @@
-"""The leaderboard: one row per checkpoint, protocol and scope, with the columns of all measures.
+"""The leaderboard: one row per checkpoint, protocol and scope.
 
-A column of another package stands in the `columns` of its `Measure`; see docs/extend/measure.md.
+Columns of other quantities stand in the `columns` of their `Measure`; see docs/extend/measure.md.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from evalsuite.reports.analysis.rows import AverageRow, GapRow
-from evalsuite.reports.analysis.scopes import ALL, INFORMATIVE
+from evalsuite.reports.analysis.rows import AverageRow
+from evalsuite.reports.analysis.scopes import INFORMATIVE
 from evalsuite.reports.measure import MEASURES, Measure, usable
-from evalsuite.reports.measures.agreement import agreement_with_teacher, tolerance_of
-from evalsuite.reports.measures.agreement.rows import AgreementRow
-from evalsuite.reports.measures.agreement.tolerance import ToleranceRow
-from evalsuite.reports.measures.distances import distance_of
-from evalsuite.reports.measures.distances.rows import DistanceRow
-from evalsuite.reports.measures.efficiency import efficiency
-from evalsuite.reports.measures.efficiency.comparison import Quantity, typical_ratio
 from evalsuite.reports.measures.recovery import METRICS
 from evalsuite.reports.report import Report
 from evalsuite.reports.table import (
@@ -33,77 +26,45 @@ from evalsuite.reports.table import (
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One row of the leaderboard: a checkpoint in a scope under a protocol, with what else is known of it."""
+    """One row of the leaderboard: a checkpoint in a scope under a protocol."""
 
     report: Report
     average: AverageRow
-    agreement: AgreementRow | None
-    """Compared with its teacher in the same scope."""
-    tolerance: ToleranceRow | None
-    """The tolerance curve in the same scope."""
-    distance: DistanceRow | None
-    """At the answers of all benchmarks; None in the scopes of categories."""
-    gap: GapRow | None
-    """Between the protocols, over all benchmarks with both."""
+    compared: AverageRow
+    """The average over the benchmarks on which answers are compared with the teacher's."""
 
     @classmethod
     def of(cls, report: Report, average: AverageRow) -> "Entry":
-        """Collect the rows that belong to an average."""
-        where = average.checkpoint, average.protocol, average.scope
-        return cls(
-            report=report,
-            average=average,
-            agreement=agreement_with_teacher(report, *where),
-            tolerance=tolerance_of(report, *where),
-            distance=distance_of(report, average.checkpoint) if average.scope in (ALL, INFORMATIVE) else None,
-            gap=report.gap(average.checkpoint),
-        )
+        """The row of an average, compared on the same benchmarks."""
+        return cls(report, average, average)
 
     @classmethod
     def leading_of(cls, report: Report, average: AverageRow) -> "Entry":
         """The only row of a checkpoint, compared with its teacher on the benchmarks of `leading`."""
-        entry = cls.of(report, average)
-        return replace(entry, agreement=cls.of(report, entry.leading).agreement)
+        return cls(report, average, cls.of(report, average).leading)
+
+    @property
+    def checkpoint(self) -> int:
+        """Index of the checkpoint."""
+        return self.average.checkpoint
 
     @property
     def is_student(self) -> bool:
         """Whether the checkpoint has a teacher."""
-        return self.report.checkpoints[self.average.checkpoint].teacher is not None
+        return self.report.checkpoints[self.checkpoint].teacher is not None
 
     @property
     def leading(self) -> AverageRow:
         """The average that ranks: over the informative benchmarks, or this one where none is informative."""
-        found = self.report.average(self.average.checkpoint, self.average.protocol, INFORMATIVE)
+        found = self.report.average(self.checkpoint, self.average.protocol, INFORMATIVE)
         return self.average if found is None else found
 
 
-def _retrained(report: Report, entry: Entry) -> str:
-    if entry.distance is None or not entry.distance.is_retrained:
-        return ""
-    return "† measured on other weights: the same recipe, trained again"
-
-
-def _agreement(name: str) -> Callable[[Report, Entry], Value]:
-    return lambda report, entry: None if entry.agreement is None else getattr(entry.agreement, name)
-
-
-def _cost(quantity: Quantity) -> Callable[[Report, Entry], Value]:
-    def value(report: Report, entry: Entry) -> Value:
-        own = report.checkpoints[entry.average.checkpoint]
-        if own.teacher is None or entry.average.scope != ALL:
-            return None
-        teacher = report.checkpoints[own.teacher].plan.weights_id
-        return typical_ratio(report.of(efficiency), own.plan.weights_id, teacher, quantity)
-
-    return value
-
-
-_COSTS: dict[Quantity, str] = {"prefill": "prefill, ×", "decode": "decode, ×", "cache": "cache, ×"}
 _IDENTITY: dict[str, Callable[[Report, Entry], Value]] = {
-    "label": lambda report, entry: label_of(report, entry.average.checkpoint),
-    "weights_id": lambda report, entry: report.checkpoints[entry.average.checkpoint].plan.weights_id,
-    "role": lambda report, entry: report.checkpoints[entry.average.checkpoint].plan.role,
-    "teacher": lambda report, entry: teacher_of(report, entry.average.checkpoint),
+    "label": lambda report, entry: label_of(report, entry.checkpoint),
+    "weights_id": lambda report, entry: report.checkpoints[entry.checkpoint].plan.weights_id,
+    "role": lambda report, entry: report.checkpoints[entry.checkpoint].plan.role,
+    "teacher": lambda report, entry: teacher_of(report, entry.checkpoint),
     "protocol": lambda report, entry: entry.average.protocol,
     "scope": lambda report, entry: entry.average.scope,
 }
@@ -243,137 +204,12 @@ COLUMNS: tuple[Column[Entry], ...] = (
         better="higher",
     ),
     Column(
-        "agreement",
-        title="agreement",
-        hint="Share of documents on which the student makes the teacher's choice: the highest summed "
-        "log-probability, or the extracted answer.",
-        value=_agreement("agreement"),
-        kind="estimate",
-        unit="percent",
-        better="higher",
-    ),
-    Column(
-        "retained",
-        title="retained",
-        hint="Share of the teacher's right answers that stay right.",
-        value=_agreement("retained"),
-        kind="estimate",
-        unit="percent",
-        better="higher",
-    ),
-    Column(
-        "scored_agreement",
-        title="scored agreement",
-        hint="Agreement of the choices that the metric picks.",
-        value=_agreement("scored_agreement"),
-        outputs=CSV,
-        kind="estimate",
-        unit="percent",
-        better="higher",
-    ),
-    Column(
-        "kappa",
-        title="κ",
-        hint="Cohen's κ: agreement beyond that of independent choices.",
-        value=_agreement("kappa"),
-        digits=2,
-        outputs=("csv", "page"),
-        with_interval=False,
-        kind="estimate",
-        better="higher",
-    ),
-    Column(
-        "lost",
-        title="lost",
-        hint="Share of documents that only the teacher has right.",
-        value=_agreement("lost"),
-        better="lower",
-        outputs=("csv", "page"),
-        with_interval=False,
-        kind="estimate",
-        unit="percent",
-    ),
-    Column(
-        "gained",
-        title="gained",
-        hint="Share of documents that only the student has right.",
-        value=_agreement("gained"),
-        outputs=("csv", "page"),
-        with_interval=False,
-        kind="estimate",
-        unit="percent",
-        better="higher",
-    ),
-    Column(
-        "critical_tolerance",
-        title="α*",
-        hint="The smallest relative tolerance within which the student is on half of the benchmarks.",
-        value=lambda report, entry: None if entry.tolerance is None else entry.tolerance.critical_half,
-        kind="interval",
-        better="lower",
-        outputs=("csv", "page"),
-        with_interval=False,
-        unit="percent",
-    ),
-    Column(
-        "kl",
-        title="KL, nats",
-        hint="KL(teacher ‖ student) per token at the right answers of all benchmarks, over the vocabulary.",
-        value=lambda report, entry: None if entry.distance is None else entry.distance.kl,
-        kind="interval",
-        better="lower",
-        digits=3,
-        outputs=("csv", "page"),
-        with_interval=False,
-        note=_retrained,
-    ),
-    Column(
-        "equivalent_bits",
-        title="bits",
-        hint="Bits of the rounding of the teacher that is as far from it.",
-        value=lambda report, entry: None if entry.distance is None else entry.distance.equivalent_bits,
-        outputs=("csv", "page"),
-        with_interval=False,
-        note=_retrained,
-        kind="estimate",
-        better="higher",
-    ),
-    Column(
-        "distance_trained_again",
-        title="distance of the recipe, trained again",
-        hint="1 if KL and bits were measured on other weights: the same recipe, trained again.",
-        value=lambda report, entry: None if entry.distance is None else int(entry.distance.is_retrained),
-        outputs=CSV,
-    ),
-    Column(
         "counted_with",
         title="counted with",
         hint="Benchmarks of the scope whose requests another one has: the two count once.",
         value=lambda report, entry: " ".join(f"{a}={b}" for a, b in entry.average.counts_with.items()),
         unit="text",
         outputs=CSV,
-    ),
-    Column(
-        "gap",
-        title="gap",
-        hint="Drop under generation − drop under log-likelihood, on documents with both.",
-        value=lambda report, entry: None if entry.gap is None else entry.gap.gap,
-        kind="interval",
-        unit="points",
-        better="lower",
-        outputs=("markdown",),
-    ),
-    *(
-        Column(
-            f"{quantity}_ratio",
-            title=title,
-            hint="Teacher ÷ student at 32k tokens, or at the longest measured context; more is better.",
-            value=_cost(quantity),
-            kind="interval",
-            better="higher",
-            outputs=("csv", "page"),
-        )
-        for quantity, title in _COSTS.items()
     ),
 )
 LEADERBOARD: Table[Entry] = Table(
@@ -388,17 +224,21 @@ LEADERBOARD: Table[Entry] = Table(
 
 
 def leaderboard(report: Report) -> tuple[Table[Entry], list[str]]:
-    """The table with the columns of other packages, and why one of them is left out."""
+    """The table with the columns of all measures, and why one of another package is left out."""
     table, problems = LEADERBOARD, []
     for name in usable():
+        origin = MEASURES.origin(name)
         for column in MEASURES[name].columns:
+            if origin == "evalsuite":
+                table = replace(table, columns=(*table.columns, column))
+                continue
             try:
                 wider = replace(table, columns=(*table.columns, column))
                 replace(wider, columns=(column,)).check(report)
                 table = wider
             except Exception as error:  # whatever a foreign column raises
                 problems.append(
-                    f"leaderboard column '{column.name}' of {MEASURES.origin(name)} is left out: "
+                    f"leaderboard column '{column.name}' of {origin} is left out: "
                     f"{type(error).__name__}: {error}"
                 )
     return table, problems

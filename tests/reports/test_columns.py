@@ -10,13 +10,14 @@ from evalsuite.reports.analysis.bootstrap_sample import Estimate
 from evalsuite.reports.exports.markdown import report_markdown
 from evalsuite.reports.exports.terminal import leaderboard_text
 from evalsuite.reports.measure import MEASURES, Measure
-from evalsuite.reports.measures.agreement import agreement_with_teacher, agreements
-from evalsuite.reports.measures.leaderboard import COLUMNS, LEADERBOARD, Entry, columns_of, leaderboard
+from evalsuite.reports.measures.agreement import agreement_of, agreement_with_teacher, agreements
+from evalsuite.reports.measures.leaderboard import COLUMNS, Entry, columns_of, leaderboard
 from evalsuite.reports.measures.scores import SCORES
 from evalsuite.reports.report import Report
 from evalsuite.reports.statistics.intervals import Interval
 from evalsuite.reports.table import Column
 
+ALL = [*COLUMNS, *(column for measure in MEASURES.values() for column in measure.columns)]
 OLD = [
     "label",
     "weights_id",
@@ -58,8 +59,8 @@ def test_a_column_is_the_field_that_it_names(report: Report) -> None:
     assert average is not None
     entry = Entry.of(report, dataclasses.replace(average, rank=3, rank_low=1, rank_high=4))
     named = []
-    for column in COLUMNS:
-        for part in (entry.average, entry.agreement):
+    for column in ALL:
+        for part in (entry.average, agreement_of(report, entry)):
             if hasattr(part, column.name):
                 field = getattr(part, column.name)
                 expected = " ".join(field) if isinstance(field, tuple) else field
@@ -75,7 +76,7 @@ def test_one_declaration_reaches_every_output(report: Report, monkeypatch: pytes
         title="right answers lost",
         hint="1 − retained.",
         value=lambda report, entry: (
-            None if entry.agreement is None else 1 - (entry.agreement.retained.point or 0.0)
+            None if (row := agreement_of(report, entry)) is None else 1 - (row.retained.point or 0.0)
         ),
         unit="percent",
         better="lower",
@@ -107,8 +108,9 @@ def test_tables_of_one_row_have_one_set_of_benchmarks(report: Report, name: str)
     kept = [each for each in report.of(agreements).by_scope if each is not every]
     other = dataclasses.replace(every, **{name: Estimate(Interval(0.123, 0.1, 0.2))})
     changed = report.having(agreements, dataclasses.replace(report.of(agreements), by_scope=(*kept, other)))
-    assert LEADERBOARD.column(name).of(changed, Entry.of(changed, average)) == getattr(other, name)
-    assert LEADERBOARD.column(name).of(changed, Entry.leading_of(changed, average)) == getattr(row, name)
+    column = changed.of(leaderboard)[0].column(name)
+    assert column.of(changed, Entry.of(changed, average)) == getattr(other, name)
+    assert column.of(changed, Entry.leading_of(changed, average)) == getattr(row, name)
     text = f"{100 * getattr(row, name).point:.1f}"
     for table in (report_markdown(changed), leaderboard_text(changed)):
         assert text in next(line for line in table.splitlines() if "weak" in line)
@@ -116,7 +118,7 @@ def test_tables_of_one_row_have_one_set_of_benchmarks(report: Report, name: str)
 
 
 def test_csv_keeps_the_names_and_order_of_its_columns(report: Report) -> None:
-    rows = rows_of(LEADERBOARD.csv(report))
+    rows = rows_of(report.of(leaderboard)[0].csv(report))
     assert list(rows[0])[: len(OLD)] == OLD
     assert {row["scope"] for row in rows} >= {"all", "informative", "knowledge"}
     assert set(rows[0]) == {name for row in rows for name in row}
@@ -152,7 +154,7 @@ def test_scores_csv_has_flips_letters_and_what_is_informative(report: Report) ->
     assert rows["weak", "piqa", "loglikelihood", ""]["letters"] == ""
 
 
-@pytest.mark.parametrize("column", COLUMNS, ids=lambda column: column.name)
+@pytest.mark.parametrize("column", ALL, ids=lambda column: column.name)
 def test_every_column_states_what_it_returns(report: Report, column: Column[Entry]) -> None:
     assert column.hint.endswith(".") or column.outputs == ("csv",)
     shapes = set()

@@ -1,6 +1,6 @@
 """Agreement with the teacher: a scatter against recovery, and flips behind equal averages."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -22,12 +22,13 @@ from evalsuite.reports.measures.agreement.rows import (
     ceiling_rows,
 )
 from evalsuite.reports.measures.agreement.tolerance import ToleranceRow, tolerance_rows
+from evalsuite.reports.measures.leaderboard import Entry
 from evalsuite.reports.report import Report, resampled
 from evalsuite.reports.rules.evidence import NO_TEACHER, Evidence, lost_documents, matches
 from evalsuite.reports.rules.measurement import Measurement, NotMeasured
 from evalsuite.reports.rules.metric import Measured, RuleMetric
 from evalsuite.reports.rules.rule import Rule
-from evalsuite.reports.table import Column, Table, label_column, teacher_column, weights_column
+from evalsuite.reports.table import CSV, Column, Table, Value, label_column, teacher_column, weights_column
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,10 +357,109 @@ _METRICS = {
         has_scope=True,
     ),
 }
+
+
+def agreement_of(report: Report, entry: Entry) -> AgreementRow | None:
+    """The agreement row of the leaderboard's entry."""
+    compared = entry.compared
+    return agreement_with_teacher(report, compared.checkpoint, compared.protocol, compared.scope)
+
+
+def _in_entry(name: str) -> Callable[[Report, Entry], Value]:
+    def value(report: Report, entry: Entry) -> Value:
+        row = agreement_of(report, entry)
+        found: Value = None if row is None else getattr(row, name)
+        return found
+
+    return value
+
+
+def _critical(report: Report, entry: Entry) -> Value:
+    average = entry.average
+    row = tolerance_of(report, average.checkpoint, average.protocol, average.scope)
+    return None if row is None else row.critical_half
+
+
+COLUMNS: tuple[Column[Entry], ...] = (
+    Column(
+        "agreement",
+        title="agreement",
+        hint="Share of documents on which the student makes the teacher's choice: the highest summed "
+        "log-probability, or the extracted answer.",
+        value=_in_entry("agreement"),
+        kind="estimate",
+        unit="percent",
+        better="higher",
+    ),
+    Column(
+        "retained",
+        title="retained",
+        hint="Share of the teacher's right answers that stay right.",
+        value=_in_entry("retained"),
+        kind="estimate",
+        unit="percent",
+        better="higher",
+    ),
+    Column(
+        "scored_agreement",
+        title="scored agreement",
+        hint="Agreement of the choices that the metric picks.",
+        value=_in_entry("scored_agreement"),
+        outputs=CSV,
+        kind="estimate",
+        unit="percent",
+        better="higher",
+    ),
+    Column(
+        "kappa",
+        title="κ",
+        hint="Cohen's κ: agreement beyond that of independent choices.",
+        value=_in_entry("kappa"),
+        digits=2,
+        outputs=("csv", "page"),
+        with_interval=False,
+        kind="estimate",
+        better="higher",
+    ),
+    Column(
+        "lost",
+        title="lost",
+        hint="Share of documents that only the teacher has right.",
+        value=_in_entry("lost"),
+        better="lower",
+        outputs=("csv", "page"),
+        with_interval=False,
+        kind="estimate",
+        unit="percent",
+    ),
+    Column(
+        "gained",
+        title="gained",
+        hint="Share of documents that only the student has right.",
+        value=_in_entry("gained"),
+        outputs=("csv", "page"),
+        with_interval=False,
+        kind="estimate",
+        unit="percent",
+        better="higher",
+    ),
+    Column(
+        "critical_tolerance",
+        title="α*",
+        hint="The smallest relative tolerance within which the student is on half of the benchmarks.",
+        value=_critical,
+        kind="interval",
+        better="lower",
+        outputs=("csv", "page"),
+        with_interval=False,
+        unit="percent",
+    ),
+)
 MEASURES.add(
     "agreement",
     Measure(
         tables=(AGREEMENT,),
+        columns=COLUMNS,
         json={
             "agreements_by_benchmark": lambda report: report.of(agreements).by_benchmark,
             "agreement_ceilings": lambda report: report.of(agreements).ceilings,

@@ -8,16 +8,18 @@ import plotly.graph_objects as go
 
 from evalsuite.reports import formatting
 from evalsuite.reports.analysis.result_tensor import ResultTensor
+from evalsuite.reports.analysis.scopes import ALL, INFORMATIVE
 from evalsuite.reports.figures.figure import Figure, Values, color, figure, text
 from evalsuite.reports.measure import MEASURES, Measure
 from evalsuite.reports.measures.distances.rows import DistanceRow, answer_distance, distance_rows
+from evalsuite.reports.measures.leaderboard import Entry
 from evalsuite.reports.records.distances import ANSWERS, read_distances
 from evalsuite.reports.report import Report
 from evalsuite.reports.rules.evidence import NO_TEACHER, Evidence
 from evalsuite.reports.rules.measurement import Measurement, NotMeasured
 from evalsuite.reports.rules.metric import RuleMetric
 from evalsuite.reports.rules.rule import Rule
-from evalsuite.reports.table import Column, Table, label_column, label_of
+from evalsuite.reports.table import CSV, Column, Table, label_column, label_of
 
 GROUPS = {"token_class": "token class", "positions": "position in the text"}
 """Parts of a text that have a figure of their own."""
@@ -269,4 +271,50 @@ KL = RuleMetric(
     has_option=True,
     protocols="none",
 )
-MEASURES.add("distances", Measure(tables=(DISTANCES,), metrics={"kl": KL}))
+
+
+def _of(report: Report, entry: Entry) -> DistanceRow | None:
+    """The distance at the answers of all benchmarks; None in the scopes of categories."""
+    return distance_of(report, entry.checkpoint) if entry.average.scope in (ALL, INFORMATIVE) else None
+
+
+def _retrained(report: Report, entry: Entry) -> str:
+    row = _of(report, entry)
+    if row is None or not row.is_retrained:
+        return ""
+    return "† measured on other weights: the same recipe, trained again"
+
+
+COLUMNS: tuple[Column[Entry], ...] = (
+    Column(
+        "kl",
+        title="KL, nats",
+        hint="KL(teacher ‖ student) per token at the right answers of all benchmarks, over the vocabulary.",
+        value=lambda report, entry: None if (row := _of(report, entry)) is None else row.kl,
+        kind="interval",
+        better="lower",
+        digits=3,
+        outputs=("csv", "page"),
+        with_interval=False,
+        note=_retrained,
+    ),
+    Column(
+        "equivalent_bits",
+        title="bits",
+        hint="Bits of the rounding of the teacher that is as far from it.",
+        value=lambda report, entry: None if (row := _of(report, entry)) is None else row.equivalent_bits,
+        outputs=("csv", "page"),
+        with_interval=False,
+        note=_retrained,
+        kind="estimate",
+        better="higher",
+    ),
+    Column(
+        "distance_trained_again",
+        title="distance of the recipe, trained again",
+        hint="1 if KL and bits were measured on other weights: the same recipe, trained again.",
+        value=lambda report, entry: None if (row := _of(report, entry)) is None else int(row.is_retrained),
+        outputs=CSV,
+    ),
+)
+MEASURES.add("distances", Measure(tables=(DISTANCES,), columns=COLUMNS, metrics={"kl": KL}))

@@ -9,6 +9,7 @@ from typing import Any, cast
 import plotly.graph_objects as go
 
 from evalsuite.reports import formatting
+from evalsuite.reports.analysis.scopes import ALL
 from evalsuite.reports.blocks import Block, Fold, Text, charts
 from evalsuite.reports.figures.figure import Figure, Values, figure, text
 from evalsuite.reports.measure import MEASURES, Measure
@@ -28,9 +29,11 @@ from evalsuite.reports.measures.efficiency.comparison import (
     setting,
     settings,
     synthetic_deviation,
+    typical_ratio,
 )
 from evalsuite.reports.measures.efficiency.context_charts import efficiency_charts
 from evalsuite.reports.measures.efficiency.rules import METRICS
+from evalsuite.reports.measures.leaderboard import Entry
 from evalsuite.reports.records.efficiency import EfficiencyRow, Spread, read_efficiency
 from evalsuite.reports.references.efficiency import PaperRatio, paper_ratios
 from evalsuite.reports.report import Report
@@ -221,7 +224,33 @@ CROSSOVERS: Table[RatioRow] = Table(
     json="efficiency_ratios",
     json_rows=lambda report: CROSSOVERS.cells(report),
 )
-MEASURES.add("efficiency", Measure(tables=(EFFICIENCY, CROSSOVERS), metrics=METRICS))
+
+
+def _ratio(quantity: Quantity) -> Callable[[Report, Entry], Value]:
+    def value(report: Report, entry: Entry) -> Value:
+        own = report.checkpoints[entry.checkpoint]
+        if own.teacher is None or entry.average.scope != ALL:
+            return None
+        teacher = report.checkpoints[own.teacher].plan.weights_id
+        return typical_ratio(report.of(efficiency), own.plan.weights_id, teacher, quantity)
+
+    return value
+
+
+_RATIOS: dict[Quantity, str] = {"prefill": "prefill, ×", "decode": "decode, ×", "cache": "cache, ×"}
+COLUMNS: tuple[Column[Entry], ...] = tuple(
+    Column(
+        f"{quantity}_ratio",
+        title=title,
+        hint="Teacher ÷ student at 32k tokens, or at the longest measured context; more is better.",
+        value=_ratio(quantity),
+        kind="interval",
+        better="higher",
+        outputs=("csv", "page"),
+    )
+    for quantity, title in _RATIOS.items()
+)
+MEASURES.add("efficiency", Measure(tables=(EFFICIENCY, CROSSOVERS), columns=COLUMNS, metrics=METRICS))
 
 
 @section("cost", "Efficiency", order=70)

@@ -18,7 +18,7 @@ from evalsuite.reports.measures.agreement import agreement_with_teacher, toleran
 from evalsuite.reports.measures.efficiency import efficiency
 from evalsuite.reports.measures.efficiency.comparison import setting, settings
 from evalsuite.reports.measures.efficiency.context_charts import efficiency_charts
-from evalsuite.reports.measures.leaderboard import LEADERBOARD
+from evalsuite.reports.measures.leaderboard import leaderboard
 from evalsuite.reports.measures.recall import recall
 from evalsuite.reports.page.render import render_page
 from evalsuite.reports.records.efficiency import read_efficiency
@@ -316,7 +316,7 @@ def test_crossovers_are_those_of_the_measurements(made: tuple[Report, Sections])
 
 def test_the_leaderboard_has_cost_at_32k_or_the_longest_context(made: tuple[Report, Sections]) -> None:
     report, _ = made
-    rows = list(csv.DictReader(io.StringIO(LEADERBOARD.csv(report))))
+    rows = list(csv.DictReader(io.StringIO(report.of(leaderboard)[0].csv(report))))
     student = next(row.label for row in report.of(efficiency) if row.label != "SmolLM2-135M")
     found = [row for row in rows if row["label"] == student and row["scope"] == "all"]
     assert found
