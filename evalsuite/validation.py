@@ -13,7 +13,7 @@ from evalsuite.distill.recipe.recipe import Recipe, load_recipe
 from evalsuite.foundation import ConfigError
 from evalsuite.foundation.strict_yaml import read_yaml
 from evalsuite.foundation.taxonomy import PROTOCOLS
-from evalsuite.reports.analysis.measures.admission import AdmissionRule, load_rule
+from evalsuite.reports.admission import AdmissionRule, load_rule
 from evalsuite.reports.gate.policy import Policy, load_policy
 from evalsuite.tasks.benchmark import Benchmark, load_benchmark
 from evalsuite.tasks.generator import generator_of

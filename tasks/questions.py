@@ -99,7 +99,9 @@ class QuestionFile:
         Raises:
             DataError: rows that are no questions, by line.
         """
-        keep, found, wrong = tuple(keep), [], []
+        keep = tuple(keep)
+        found: list[Row] = []
+        wrong: list[str] = []
         for where, row in records(self.path):
             try:
                 found.append(_question(row, self.layout) | {name: _kept(row, name) for name in keep})

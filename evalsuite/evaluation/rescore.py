@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -150,12 +150,8 @@ def _copy(run: Path, out: Path, manifest: Manifest) -> None:
             raise RunFolderError(f"{out}: holds another run; choose another --out")
     for name in (*LINKED, *COPIED):
         if (run / name).is_dir():
-            shutil.copytree(
-                run / name,
-                out / name,
-                copy_function=_link if name in LINKED else shutil.copy2,
-                dirs_exist_ok=True,
-            )
+            copy: Callable[[str, str], object] = _link if name in LINKED else shutil.copy2
+            shutil.copytree(run / name, out / name, copy_function=copy, dirs_exist_ok=True)
         elif (run / name).is_file():
             shutil.copy2(run / name, out / name)
     write_manifest(out, manifest)

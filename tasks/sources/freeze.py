@@ -90,8 +90,11 @@ def freeze(
     result = FreezeResult([], {})
     for entry, benchmark in resolve(load_suite(suite), near=suite_folder(suite)):
         for source_file in {each.path: each for _, each in benchmark.subject_sources if each.file}.values():
-            rows = source_file.open_file().rows() if source_file.columns else records(source_file.path)
-            result.files.append(FrozenFile(source_file.path, sum(1 for _ in rows), benchmark.license))
+            if source_file.columns is not None:
+                count = len(source_file.open_file().rows())
+            else:
+                count = sum(1 for _ in records(source_file.path))
+            result.files.append(FrozenFile(source_file.path, count, benchmark.license))
         fewshot = any(entry.num_fewshot[protocol] for protocol in entry.protocols)
         for split in _splits(benchmark, fewshot=fewshot):
             splits.setdefault(split.path, split)
