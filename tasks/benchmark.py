@@ -111,12 +111,11 @@ class Source(Strict):
     @model_serializer(mode="wrap")
     def _without_the_other_kind(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         values: dict[str, Any] = serialize(self)
-        if not self.file:
-            unused = ("file", "columns", "sha256")
-        else:
+        unused = ["file", "columns", "sha256"]
+        if self.file:
             # Where the file lies changes nothing.
             values["file"] = Path(self.file).name
-            unused = ("dataset", "split")
+            unused = ["dataset", "split"]
         return {key: value for key, value in values.items() if key not in unused}
 
     @model_validator(mode="after")

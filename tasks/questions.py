@@ -21,7 +21,7 @@ from dataclasses import dataclass, fields
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any, Literal, cast
 
 from evalsuite.foundation import ConfigError, DataError, file_hash, nearest
 from evalsuite.tasks.requested import QUESTION_COLUMNS, QUESTION_FILES
@@ -214,7 +214,7 @@ def _split_hint(path: Path, rows: int) -> str:
 def _lines(path: Path) -> Iterator[str]:
     """Yield the lines of a text file with their ends. Raises DataError for bytes in another encoding."""
     size = 0
-    with gzip.open(path, "rb") if path.suffix == ".gz" else open(path, "rb") as file:
+    with _opened(path) as file:
         encoding, skip = _encoding(path, file)
         if encoding != "utf-8":
             file.seek(0)
@@ -229,6 +229,10 @@ def _lines(path: Path) -> Iterator[str]:
                 yield _utf8(path, number, line)
         except EOFError as error:
             raise DataError(f"{path}: is cut off ({error})") from error
+
+
+def _opened(path: Path) -> IO[bytes]:
+    return cast(IO[bytes], gzip.open(path, "rb")) if path.suffix == ".gz" else open(path, "rb")
 
 
 def _encoding(path: Path, file: IO[bytes]) -> tuple[str, int]:
