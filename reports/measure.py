@@ -28,11 +28,15 @@ class Measure:
     """Further lists of report.json, by name."""
 
     def describe(self) -> str:
-        """Its tables with their files, the leaderboard's columns and the gate's metrics."""
+        """Its tables with their files, leaderboard columns, gate metrics and lists of report.json."""
         parts = [f"{table.title} ({table.name}.csv)" for table in self.tables]
-        parts += [f"leaderboard column '{column.name}'" for column in self.columns]
-        parts += [f"gate metric '{name}'" for name in self.metrics]
-        return ", ".join(parts)
+        for what, names in (
+            ("leaderboard columns", [column.name for column in self.columns]),
+            ("gate metrics", list(self.metrics)),
+            ("lists of report.json", list(self.json)),
+        ):
+            parts += [f"{what} {', '.join(names)}"] if names else []
+        return "; ".join(parts)
 
 
 def _is_measure(item: Measure) -> Measure:

@@ -7,6 +7,7 @@ other model names none. Accuracy among named answers and the distribution of let
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -14,7 +15,9 @@ from evalsuite.foundation import content_hash
 from evalsuite.reports.analysis.bootstrap_sample import Estimate, ResampledStratum
 from evalsuite.reports.analysis.cells import Cell
 from evalsuite.reports.analysis.flips import has_answers, has_choices
-from evalsuite.reports.analysis.result_tensor import ResultTensor
+from evalsuite.reports.json_values import to_json
+from evalsuite.reports.measure import MEASURES, Measure
+from evalsuite.reports.report import Report
 from evalsuite.reports.statistics.bootstrap import Stratum
 from evalsuite.reports.statistics.intervals import Interval, wilson
 
@@ -48,10 +51,10 @@ class LetterRow:
         return interval is not None and interval.low > self.chance
 
 
-def letter_rows(tensor: ResultTensor) -> list[LetterRow]:
+def letters(report: Report) -> list[LetterRow]:
     """One row per checkpoint and generation cell with choices."""
     found = []
-    for cell in tensor.cells:
+    for cell in report.tensor.cells:
         if cell.protocol == "generation" and has_answers(cell) and has_choices(cell) and _are_letters(cell):
             found += _rows(cell)
     return found
@@ -134,3 +137,10 @@ def _accuracies(cell: Cell, named: np.ndarray, right: np.ndarray) -> Sequence[Es
 
 def _estimate(interval: Interval | None) -> Estimate:
     return Estimate(interval, "" if interval else "no response names an answer")
+
+
+def _json(report: Report) -> list[dict[str, Any]]:
+    return [{**to_json(row), "is_above_chance": row.is_above_chance} for row in report.of(letters)]
+
+
+MEASURES.add("letters", Measure(json={"letters": _json}))

@@ -9,11 +9,10 @@ from evalsuite.foundation.taxonomy import OUTCOMES
 from evalsuite.reports.analysis.flips import FLIPS
 from evalsuite.reports.analysis.informative import InformativeRow
 from evalsuite.reports.analysis.rows import BenchmarkRow
-from evalsuite.reports.json_values import to_json
 from evalsuite.reports.measure import MEASURES, Measure
 from evalsuite.reports.measures.agreement import agreements
 from evalsuite.reports.measures.agreement.rows import AgreementRow
-from evalsuite.reports.measures.letters import LetterRow, letter_rows
+from evalsuite.reports.measures.letters import LetterRow, letters
 from evalsuite.reports.report import Report
 from evalsuite.reports.run import Benchmark, ProtocolSettings
 from evalsuite.reports.table import Column, Table, Value, label_column, teacher_column, weights_column
@@ -50,15 +49,6 @@ class ScoreLine:
         if self.row is None or self.how.direction == "higher":
             return self.how.metric
         return f"log-perplexity ({self.how.metric})"
-
-
-def letters(report: Report) -> list[LetterRow]:
-    """Named answers and their distribution, under generation with choices."""
-    return letter_rows(report.tensor)
-
-
-def _letters_json(report: Report) -> list[dict[str, Any]]:
-    return [{**to_json(row), "is_above_chance": row.is_above_chance} for row in report.of(letters)]
 
 
 def score_lines(report: Report) -> list[ScoreLine]:
@@ -187,4 +177,4 @@ SCORES: Table[ScoreLine] = Table(
         ),
     ),
 )
-MEASURES.add("scores", Measure(tables=(SCORES,), json={"letters": _letters_json}))
+MEASURES.add("scores", Measure(tables=(SCORES,)))

@@ -13,7 +13,8 @@ from evalsuite.reports.admission import AdmissionRule, admit
 from evalsuite.reports.analysis.warnings import teachers_below_chance
 from evalsuite.reports.measures.agreement import agreements
 from evalsuite.reports.measures.gap import GAP
-from evalsuite.reports.measures.scores import SCORES, letters
+from evalsuite.reports.measures.letters import letters
+from evalsuite.reports.measures.scores import SCORES
 from evalsuite.reports.report import Report, build_report
 from tests.reports.score_edits import Row, edit_rows
 

@@ -19,9 +19,9 @@ from evalsuite.reports.exports.report_json import report_json
 from evalsuite.reports.json_values import to_json
 from evalsuite.reports.measures.agreement import agreements, tolerances
 from evalsuite.reports.measures.distances.rows import answer_distance, distance_rows
+from evalsuite.reports.measures.letters import letters
 from evalsuite.reports.measures.recall import recall
 from evalsuite.reports.measures.scaling import fitted
-from evalsuite.reports.measures.scores import letters
 from evalsuite.reports.records.score_files import score_path
 from evalsuite.reports.report import Report, build_report
 from evalsuite.reports.run import read_manifest, write_manifest

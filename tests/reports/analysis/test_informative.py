@@ -14,7 +14,8 @@ from evalsuite.reports import compare
 from evalsuite.reports.analysis.informative import informative_names
 from evalsuite.reports.headline import headline
 from evalsuite.reports.measures.agreement import agreement_with_teacher
-from evalsuite.reports.measures.scores import SCORES, letters
+from evalsuite.reports.measures.letters import letters
+from evalsuite.reports.measures.scores import SCORES
 from evalsuite.reports.report import Report, build_report
 from evalsuite.reports.run import read_manifest, write_manifest
 from tests.reports.score_edits import Row, edit_rows

@@ -17,7 +17,7 @@ from evalsuite.reports.gate.policy import Policy
 from evalsuite.reports.measures.agreement import agreements, tolerances
 from evalsuite.reports.measures.efficiency import efficiency
 from evalsuite.reports.measures.layers import selections
-from evalsuite.reports.measures.scores import letters
+from evalsuite.reports.measures.letters import letters
 from evalsuite.reports.measures.training import loss_curves
 from evalsuite.reports.page.overview import meta
 from evalsuite.reports.records.run_selection import RunSelection
