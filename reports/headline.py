@@ -1,14 +1,66 @@
-"""The headline of a report: one sentence with its main finding."""
+"""The headline of a report: its main finding."""
 
+from collections.abc import Sequence
+
+from evalsuite.foundation.taxonomy import PROTOCOLS
 from evalsuite.reports.analysis.rows import AverageRow, GapRow
 from evalsuite.reports.analysis.scopes import ALL, INFORMATIVE
 from evalsuite.reports.formatting import CATEGORY_TITLES, PROTOCOL_TITLES, best_student, percent
 from evalsuite.reports.measures.agreement import agreement_with_teacher
+from evalsuite.reports.measures.students import BAR, NEEDLES, StudentRow, student_rows
 from evalsuite.reports.report import Report
 
 
 def headline(report: Report) -> str:
-    """One sentence with the main finding; nothing that is not statistically proven."""
+    """The student that one would ship, and what the best one by log-likelihood hides.
+
+    Without two ways of measuring that can disagree, the sentence of the leaderboard.
+    """
+    rows = [row for row in report.of(student_rows) if row.worst_way]
+    ways = {way for row in rows for way, share in row.shares.items() if share.point is not None}
+    if len(ways) < 2:
+        return recovery_sentence(report)
+    first = rows[0]
+    label = report.checkpoints[first.checkpoint].label
+    kept = ", ".join(
+        f"{percent(share.point)} % {_by(first, way)}"
+        for way, share in first.shares.items()
+        if share.point is not None
+    )
+    if first.verdict == "keeps":
+        return f"Ship {label}: of its teacher's lead it keeps {kept}{_hidden(report, rows)}."
+    if all(row.verdict == "loses" for row in rows):
+        return (
+            f"No student keeps {100 * BAR:g} % of its teacher's lead in every way. {label} loses least: it "
+            f"keeps {kept}{_hidden(report, rows)}."
+        )
+    return f"{label} loses least: of its teacher's lead it keeps {kept}{_hidden(report, rows)}."
+
+
+def _by(row: StudentRow, way: str) -> str:
+    return f"of {row.name(way)}" if way == NEEDLES else f"under {row.name(way)}"
+
+
+def _hidden(report: Report, rows: Sequence[StudentRow]) -> str:
+    """Another student that leads under log-likelihood, with what it loses; empty if the first leads there."""
+    way = PROTOCOLS[0]
+    leader = max(rows, key=lambda row: _point(row, way))
+    if leader is rows[0] or leader.worst_way == way or _point(leader, way) <= _point(rows[0], way):
+        return ""
+    return (
+        f"; {report.checkpoints[leader.checkpoint].label} leads under {PROTOCOL_TITLES[way]} with "
+        f"{percent(_point(leader, way))} % but keeps {percent(leader.worst.point)} % "
+        f"{_by(leader, leader.worst_way)}"
+    )
+
+
+def _point(row: StudentRow, way: str) -> float:
+    share = row.shares.get(way)
+    return -1.0 if share is None or share.point is None else share.point
+
+
+def recovery_sentence(report: Report) -> str:
+    """One sentence on the best student of the leaderboard; nothing that is not statistically proven."""
     best = best_student(report)
     if best is None:
         return _without_recovery(report)

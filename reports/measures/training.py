@@ -178,7 +178,7 @@ TRAINING: Table[Trained] = Table(
         *(Column(name, hint="The last measurement.", value=_last(name), digits=4) for name in VALIDATION),
     ),
     json_rows=lambda report: TRAINING.cells(report),
-    order=75,
+    order=65,
     figures=training_views,
     shows_rows=False,
 )

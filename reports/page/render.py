@@ -4,6 +4,7 @@ import base64
 import gzip
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import CodeType
@@ -28,8 +29,44 @@ from evalsuite.reports.section import BLOCKS, TEMPLATES, Section
 from evalsuite.reports.table import Table
 
 FOLDER = Path(__file__).parent
-SCRIPTS = ("unpack.js", "page.js", "board.js", "figures.js", "samples.js")
+SCRIPTS = ("unpack.js", "page.js", "students.js", "board.js", "figures.js", "samples.js")
 PLOTLY = FOLDER / "vendor" / "plotly-cartesian.min.js"
+
+
+QUESTIONS = {
+    "lost": "What was lost?",
+    "where": "Where?",
+    "why": "Why?",
+    "cost": "At what cost?",
+    "sure": "How sure?",
+}
+"""Anchors and titles of the questions behind which sections are folded."""
+_FROM = {20: "lost", 40: "where", 50: "why", 70: "cost", 80: "sure"}
+"""First order of the sections of each question; those before stand open at the top."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A section with its HTML."""
+
+    id: str
+    title: str
+    question: str | None
+    body: Markup
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question with the sections that answer it."""
+
+    id: str
+    title: str
+    sections: Sequence[Shown]
+
+
+def _question(section: Section) -> str | None:
+    """Anchor of the question that a section answers, by its order; None at the top."""
+    return next((name for start, name in reversed(_FROM.items()) if section.order >= start), None)
 
 
 def render_page(
@@ -56,19 +93,24 @@ def render_page(
         report,
         {"has_samples": bool(samples), "has_questions": has_questions, "is_redacted": redacted},
     )
+    sections = [
+        Shown(each.id, each.title, _question(each), _body(environment, each, view))
+        for each in ordered_sections(tables)
+        if (view := _view(each, report))
+    ]
     return environment.get_template("index.html.j2").render(
         version=evalsuite.__version__,
-        tables=", ".join(f"{table.name}.csv" for table in tables if table.is_written(report)),
+        tables=[f"{table.name}.csv" for table in tables if table.is_written(report)],
         headline=headline(report),
         meta=overview.meta(report),
-        tiles=overview.tiles(report),
         verdict=verdict,
         lines=gate.gate_lines(verdict),
         warnings=report.warnings,
-        sections=[
-            {"id": each.id, "title": each.title, "nav": each.nav, "body": _body(environment, each, view)}
-            for each in ordered_sections(tables)
-            if (view := _view(each, report))
+        first=[each for each in sections if each.question is None],
+        questions=[
+            Question(id, title, members)
+            for id, title in QUESTIONS.items()
+            if (members := [each for each in sections if each.question == id])
         ],
         sample_facts=_sample_facts(report, samples),
         style=Markup((FOLDER / "style.css").read_text(encoding="utf-8")),

@@ -111,7 +111,7 @@ ABLATIONS: Table[AblationRow] = Table(
 MEASURES.add("ablations", Measure(tables=(ABLATIONS,), json={"ablations": ablations}))
 
 
-@section("ablations", "Ablations", order=80)
+@section("ablations", "Ablations", order=68)
 def ablations_section(report: Report) -> list[Block]:
     """One table per recipe with variants."""
     return [

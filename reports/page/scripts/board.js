@@ -50,7 +50,7 @@
       row.querySelectorAll(".summary").forEach((cell, at) => fill(cell, summaries[at]));
       mark(row, place, view.reference);
     }
-    table.dispatchEvent(new CustomEvent("sort", { detail: table.querySelector("th.rank") }));
+    table.dispatchEvent(new CustomEvent("sort", { detail: [table.querySelector("th.rank"), "ascending"] }));
   };
   document.querySelectorAll("input[name=protocol], input[name=scope]").forEach((input) => input.addEventListener("change", apply));
 })();

@@ -34,7 +34,7 @@
 
   const axis = () => ({
     gridcolor: style("--line"), linecolor: style("--line"), zerolinecolor: style("--line"), automargin: true,
-    tickfont: { size: 11.5 }, title: { font: { size: 12 }, standoff: 8 }, showline: false,
+    tickfont: { size: 12 }, title: { font: { size: 12 }, standoff: 8 }, showline: false,
   });
   const defaults = () => ({
     layout: {
@@ -64,13 +64,13 @@
     if (figure.layout.showlegend === false || names.length < 2) return { width, height };
     const longest = Math.max(...names.map((name) => name.length));
     if (names.length > 8 && width >= 760) {
-      const legend = { x: 1.01, xanchor: "left", y: 1, yanchor: "top", font: { size: 11 }, tracegroupgap: 0 };
+      const legend = { x: 1.01, xanchor: "left", y: 1, yanchor: "top", font: { size: 12 }, tracegroupgap: 0 };
       return { width, height: Math.max(height, 19 * names.length + 40), legend };
     }
     const columns = Math.max(1, Math.floor((width - 30) / (7 * longest + 50)));
     const rows = Math.ceil(names.length / columns);
     const place = rows > 3 ? { y: -0.28, yanchor: "top" } : { y: 1.02, yanchor: "bottom" };
-    const legend = { orientation: "h", x: 0, xanchor: "left", font: { size: 11.5 }, tracegroupgap: 0, ...place };
+    const legend = { orientation: "h", x: 0, xanchor: "left", font: { size: 12 }, tracegroupgap: 0, ...place };
     return { width, height: height + 20 * rows + 10, legend };
   };
   // A figure takes its room before it is drawn: what a reader is about to click never moves.

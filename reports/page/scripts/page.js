@@ -66,7 +66,18 @@
       sort(head, now === null ? button.dataset.first : now === "ascending" ? "descending" : "ascending");
     });
   }
-  document.querySelector(".board")?.addEventListener("sort", (event) => sort(event.detail, "ascending"));
+  for (const table of all(".sortable")) table.addEventListener("sort", (event) => sort(...event.detail));
+
+  // A link to something folded unfolds it.
+  const unfold = () => {
+    const target = one(decodeURIComponent(location.hash.slice(1).split("?")[0]));
+    for (let at = target; at; at = at.parentElement) if (at.matches("details")) at.open = true;
+    target?.querySelector(":scope > details")?.setAttribute("open", "");
+    target?.scrollIntoView();
+  };
+  addEventListener("hashchange", unfold);
+  if (location.hash.length > 1) unfold();
+  for (const link of all("a[href^='#']")) link.addEventListener("click", () => { if (link.hash === location.hash) unfold(); });
 
   // Fade the right edge of tables that scroll horizontally.
   const fade = (wrap) => wrap.classList.toggle("more", wrap.scrollWidth - wrap.clientWidth - wrap.scrollLeft > 8);

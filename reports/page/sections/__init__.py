@@ -4,12 +4,12 @@ from collections.abc import Iterable
 from typing import Any
 
 from evalsuite.reports import measures
-from evalsuite.reports.page.sections import provenance, recovery
+from evalsuite.reports.page.sections import provenance, recovery, students
 from evalsuite.reports.page.tables import table_section
 from evalsuite.reports.section import SECTIONS, Section
 from evalsuite.reports.table import Table
 
-MODULES = (provenance, recovery)
+MODULES = (students, recovery, provenance)
 """Sections that show every measure or none; the others come from `measures`."""
 
 

@@ -71,9 +71,16 @@ def page(browser: Any, page_path: Path, request: pytest.FixtureRequest) -> Itera
     )
     page.goto(page_path.as_uri())
     page.scheme = scheme
+    assert page.locator("details.fold[open]").count() == 0
+    unfold(page)
     yield page
     context.close()
     assert trouble == []
+
+
+def unfold(page: Any) -> None:
+    """Open all sections."""
+    page.evaluate("document.querySelectorAll('details.fold').forEach((each) => { each.open = true; })")
 
 
 def labels(page: Any) -> list[str]:
@@ -146,6 +153,54 @@ def test_sort_filter_and_samples(page: Any) -> None:
     assert page.locator(".gap-table:not([hidden])").count() == 1
 
 
+def students(page: Any) -> list[str]:
+    """Labels of the rows that are shown in the table of students."""
+    return page.locator(".students tbody tr:not([hidden]) th .name").all_inner_texts()
+
+
+def test_students_are_searched_sorted_and_kept_in_the_address(page: Any) -> None:
+    assert students(page) == ["strong", "weak"]
+    search = page.locator("form.filter [name=q]")
+    search.fill("WEA")
+    assert students(page) == ["weak"]
+    assert page.locator("form.filter output").inner_text() == "1 of 2 students"
+    page.locator(".pick summary").click()
+    page.locator(".pick input").first.uncheck()
+    assert not page.locator(".students tbody tr:not([hidden]) td").first.is_visible()
+    address = page.url
+    assert "#students?q=WEA&without=1" in address
+    page.goto("about:blank")
+    page.goto(address)
+    assert students(page) == ["weak"]
+    assert not page.locator(".students tbody tr:not([hidden]) td").first.is_visible()
+    page.locator("form.filter [name=q]").fill("")
+    lowest = page.locator(".students th:has(.sorter)").first
+    lowest.locator("button").click()
+    lowest.locator("button").click()
+    assert lowest.get_attribute("aria-sort") == "ascending"
+    assert students(page) == ["weak", "strong"]
+    page.reload()
+    assert students(page) == ["weak", "strong"]
+
+
+def test_a_link_unfolds_its_section(page: Any) -> None:
+    page.evaluate("document.querySelectorAll('details.fold').forEach((each) => { each.open = false; })")
+    page.evaluate("location.hash = 'recovery'")
+    page.locator(".board").wait_for()
+    assert page.locator("#recovery").get_attribute("open") is not None
+    assert page.locator("details.fold[open]").count() == 1
+
+
+def test_the_first_screen_answers(page: Any) -> None:
+    assert page.locator("table.students tbody tr").first.bounding_box()["y"] < 900
+    assert page.evaluate("document.querySelector('h1').textContent").count("strong") >= 1
+    smallest = """Math.min(...[...document.querySelectorAll('main *')]
+        .filter((e) => e.childElementCount === 0 && e.textContent.trim() && e.getClientRects().length)
+        .filter((e) => !e.closest('.sr, svg'))
+        .map((e) => parseFloat(getComputedStyle(e).fontSize)))"""
+    assert page.evaluate(smallest) >= (12 if page.viewport_size["width"] < 700 else 9)
+
+
 def test_colors_follow_the_system_and_the_button(page: Any) -> None:
     def background() -> str:
         return page.evaluate("getComputedStyle(document.body).backgroundColor")
@@ -181,7 +236,7 @@ CUT = """() => [...document.querySelectorAll('figure.card svg text, table svg te
         const [own, frame] = [e, e.closest('figure.card, td, th')].map((x) => x.getBoundingClientRect());
         return own.left < frame.left - 1 || own.right > frame.right + 1;
     })
-    .map((e) => `${e.textContent} in ${e.closest('section').id}`)"""
+    .map((e) => `${e.textContent} in ${e.closest('.fold, section').id}`)"""
 
 
 PLACES = """() => [...document.querySelectorAll('section, .plot, td')]
@@ -199,6 +254,7 @@ def rich_page(rich_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def draw_all(page: Any) -> None:
     """Scroll to every figure, which draws it."""
+    unfold(page)
     for figure in page.locator(".plot").all():
         figure.scroll_into_view_if_needed()
         figure.locator(".main-svg").first.wait_for()
@@ -223,7 +279,9 @@ def test_no_label_is_cut_and_nothing_is_wider_than_the_window(
         "request", lambda r: None if r.url.startswith(("file:", "data:", "blob:")) else trouble.append(r.url)
     )
     page.goto(rich_page.as_uri())
-    assert page.locator("section").count() == 14
+    assert page.locator("details.fold").count() == 12
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    unfold(page)
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     assert page.evaluate(CUT) == []
     before = page.evaluate(PLACES)

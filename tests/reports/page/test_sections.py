@@ -39,13 +39,18 @@ class Sections(HTMLParser):
         """Section → title of a figure → its specification."""
         self._title: str | None = None
         self._at: list[str] = []
+        self._folds: list[bool] = []
+        """Of every open `details`: whether it is a section."""
         self._in_cell = False
         self.feed(page)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         """Enter a section, a row, a cell; note a figure."""
         given = dict(attrs)
-        if tag == "section":
+        is_fold = given.get("class") == "fold"
+        if tag == "details":
+            self._folds.append(is_fold)
+        if tag == "section" or is_fold:
             self._at.append(given.get("id") or "lead")
         if not self._at:
             return
@@ -61,7 +66,7 @@ class Sections(HTMLParser):
 
     def handle_endtag(self, tag: str) -> None:
         """Leave."""
-        if tag == "section" and self._at:
+        if (tag == "section" or (tag == "details" and self._folds.pop())) and self._at:
             self._at.pop()
         if tag in ("td", "th"):
             self._in_cell = False
@@ -96,8 +101,8 @@ def made(rich_run: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Repo
 def test_page_has_every_section(made: tuple[Report, Sections]) -> None:
     _, page = made
     assert set(page.text) >= {
-        "gate", "recovery", "retention", "gap", "recall", "papers", "scaling", "layers", "cost", "pairs",
-        "lineage", "method",
+        "gate", "students", "recovery", "retention", "gap", "recall", "papers", "scaling", "layers", "cost",
+        "pairs", "lineage", "method",
     }  # fmt: skip
 
 
@@ -348,7 +353,7 @@ def test_speeds_of_two_devices_are_separate_figures(rich_run: Path, tmp_path: Pa
 
 def test_the_doctor_and_lineage_are_shown(made: tuple[Report, Sections]) -> None:
     report, page = made
-    assert "Doctor, 'gdn-135m': chat template: the system prompt is dropped" in page.text["lead"]
+    assert "Doctor, 'gdn-135m': chat template: the system prompt is dropped" in page.text["warnings"]
     assert ["gdn-135m", "batch of 8 vs. single", "ok", "same answers"] in page.rows["method"]
     assert page.text["lineage"].count("linearizing-2025") == 11
     teacher = report.checkpoints[0].plan.weights_id

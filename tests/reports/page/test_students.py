@@ -1,0 +1,135 @@
+"""The table of students: verdicts, the lowest share, what teachers cannot do, and the headline."""
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from evalsuite.reports.measures.students import STUDENTS, headline, student_rows
+from evalsuite.reports.page.sections.students import students_section
+from evalsuite.reports.report import Report, build_report
+
+Levels = Callable[[str, str, int | None], float]
+
+
+def make(synthetic: SimpleNamespace, run: Path, students: dict[str, Levels], teacher: Levels) -> Report:
+    """Choices under both protocols, and needles at 512 and 4,096 tokens."""
+    synthetic.make_run(
+        run,
+        [
+            synthetic.SyntheticBenchmark("piqa", "PIQA", "common_sense", 800, 0.5),
+            synthetic.SyntheticBenchmark(
+                "niah_single_1",
+                "S-NIAH-1",
+                "recall",
+                400,
+                0.0,
+                protocols=("generation",),
+                contexts=(512, 4096),
+            ),
+        ],
+        [
+            synthetic.SyntheticCheckpoint("t", teacher, "teacher"),
+            *(synthetic.SyntheticCheckpoint(name, levels) for name, levels in students.items()),
+        ],
+    )
+    return build_report([run])
+
+
+def level(loglikelihood: float, generation: float, needles: dict[int, float]) -> Levels:
+    def of(benchmark: str, protocol: str, context: int | None) -> float:
+        if context is not None:
+            return needles[context]
+        return loglikelihood if protocol == "loglikelihood" else generation
+
+    return of
+
+
+def test_a_student_is_worth_what_it_keeps_where_it_loses_most(
+    synthetic: SimpleNamespace, tmp_path: Path
+) -> None:
+    students = {
+        "window": level(0.90, 0.90, {512: 0.95, 4096: 0.05}),
+        "whole": level(0.89, 0.89, {512: 0.94, 4096: 0.93}),
+        "weak": level(0.70, 0.70, {512: 0.5, 4096: 0.5}),
+    }
+    report = make(synthetic, tmp_path / "run", students, level(0.90, 0.90, {512: 0.95, 4096: 0.95}))
+    rows = {report.checkpoints[row.checkpoint].label: row for row in student_rows(report)}
+    assert list(rows) == ["whole", "weak", "window"]
+    assert {name: row.verdict for name, row in rows.items()} == {
+        "whole": "keeps",
+        "weak": "loses",
+        "window": "loses",
+    }
+    assert rows["window"].name(rows["window"].worst_way) == "needles at 4k"
+    assert rows["window"].worst.point == pytest.approx(0.05 / 0.95, abs=0.03)
+    assert rows["window"].shares["loglikelihood"].point == pytest.approx(1.0, abs=0.05)
+    sentence = headline(report)
+    assert sentence.startswith("Ship whole: of its teacher's lead it keeps ")
+    assert "; window leads under log-likelihood with " in sentence
+    assert sentence.endswith(" % of needles at 4k.")
+
+
+def test_needles_count_where_the_teacher_finds_half_of_them(
+    synthetic: SimpleNamespace, tmp_path: Path
+) -> None:
+    report = make(
+        synthetic,
+        tmp_path / "run",
+        {"s": level(0.9, 0.9, {512: 0.9, 4096: 0.3})},
+        level(0.9, 0.9, {512: 0.95, 4096: 0.3}),
+    )
+    (row,) = student_rows(report)
+    assert row.context == 512
+    assert row.shares["needles"].point == pytest.approx(0.9 / 0.95, abs=0.05)
+
+
+def test_what_a_teacher_cannot_do_is_no_share(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+    report = make(
+        synthetic,
+        tmp_path / "run",
+        {"s": level(0.5, 0.9, {512: 0.0, 4096: 0.0})},
+        level(0.5, 0.9, {512: 0.1, 4096: 0.0}),
+    )
+    (row,) = student_rows(report)
+    assert "needles" not in row.shares
+    share = row.shares.get("loglikelihood")
+    assert share is None or share.interval is None
+    view = students_section(report)
+    assert view is not None
+    titles = [column.title for column in view.grid.columns]
+    assert "log-likelihood %" not in titles
+    assert "generation %" in titles
+
+
+def test_a_student_without_a_way_that_others_have_is_not_measured(
+    synthetic: SimpleNamespace, tmp_path: Path
+) -> None:
+    from tests.reports.score_edits import edit_rows
+
+    teacher = level(0.9, 0.9, {512: 0.95, 4096: 0.95})
+    make(synthetic, tmp_path / "run", {"a": teacher, "b": teacher}, teacher)
+    for benchmark in ("piqa", "niah_single_1"):
+        edit_rows(
+            tmp_path / "run",
+            benchmark,
+            "generation",
+            lambda n, row: None if row["checkpoint"] == "b" else row,
+        )
+    report = build_report([tmp_path / "run"])
+    rows = {report.checkpoints[row.checkpoint].label: row for row in student_rows(report)}
+    assert rows["b"].verdict == "not measured"
+    assert rows["a"].verdict == "keeps"
+
+
+def test_the_table_has_a_row_per_student_in_every_output(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+    teacher = level(0.9, 0.9, {512: 0.95, 4096: 0.95})
+    report = make(synthetic, tmp_path / "run", {"a": teacher, "b": teacher}, teacher)
+    assert [line.split(",")[0] for line in STUDENTS.csv(report).splitlines()] in (
+        ["label", "a", "b"],
+        ["label", "b", "a"],
+    )
+    frame = STUDENTS.frame(report)
+    assert set(frame["verdict"]) == {"keeps"}
+    assert frame["worst_low"].min() > 0.9
