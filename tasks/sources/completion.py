@@ -52,7 +52,8 @@ class Completer:
         if self._choices is None:
             return [self._right(row)]
         try:
-            return [str(each).strip() for each in self._choices(**row)]
+            found: Any = self._choices(**row)
+            return [str(each).strip() for each in found]
         except (TemplateError, TypeError) as error:
             raise DataError(f"{self._name}: completion.choices cannot read a row ({error!r})") from error
 

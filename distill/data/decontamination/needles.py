@@ -148,7 +148,9 @@ def main() -> None:
     if missing or not files:
         what = str(missing[0]) if missing else f"--text {' '.join(arguments.text)}"
         raise DataError(f"{what}: no such file")
-    documents = {path.stem: [row["row"] for row in read_jsonl(path)] for path in arguments.documents}
+    documents: dict[str, Sequence[dict[str, Any]]] = {
+        path.stem: [row["row"] for row in read_jsonl(path)] for path in arguments.documents
+    }
     bar = progress(files, total=len(files), what="training text", unit="file")
     found = needle_overlap(documents, texts_of(bar))
     columns = [each.name for each in fields(NeedleOverlap)]

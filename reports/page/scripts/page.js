@@ -33,7 +33,7 @@
   };
   for (const packed of all("details .packed")) packed.closest("details").addEventListener("toggle", () => unpackInto(packed));
   one("gap-student")?.addEventListener("change", async (event) => {
-    await unpackInto(document.querySelector("#gap > .packed"));
+    await unpackInto(document.querySelector("#gap > .others"));
     for (const table of all(".gap-table")) table.hidden = table.dataset.checkpoint !== event.target.value;
   });
 

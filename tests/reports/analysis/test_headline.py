@@ -4,7 +4,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
-from evalsuite.reports.headline import headline
+from evalsuite.reports.headline import recovery_sentence
 from evalsuite.reports.report import Report, build_report
 from tests.reports.score_edits import Row, edit_rows
 
@@ -53,7 +53,7 @@ def test_incomplete_students_are_compared_if_they_have_most_benchmarks(
     }
     report = make_report(synthetic, tmp_path / "run", lacking)
     chosen, generated = recoveries(report, "s")
-    assert headline(report) == (
+    assert recovery_sentence(report) == (
         f"s recovers {chosen} under log-likelihood over 2 of 3 benchmarks and {generated} under generation "
         "over 1 of 2 benchmarks; the others are missing."
     )
@@ -65,10 +65,10 @@ def test_a_protocol_that_only_others_were_measured_under_is_named(
     lacking = {name: {"generation": {"better"}} for name in ("piqa", "boolq")}
     report = make_report(synthetic, tmp_path / "run", lacking)
     (recovered,) = recoveries(report, "better")
-    assert headline(report).startswith(f"better recovers {recovered} under log-likelihood")
-    assert headline(report).endswith("; it was not measured under generation.")
+    assert recovery_sentence(report).startswith(f"better recovers {recovered} under log-likelihood")
+    assert recovery_sentence(report).endswith("; it was not measured under generation.")
     whole = make_report(synthetic, tmp_path / "whole", {})
-    assert "was not measured" not in headline(whole)
+    assert "was not measured" not in recovery_sentence(whole)
 
 
 def test_an_incomplete_category_gives_way_to_the_informative_benchmarks(
@@ -102,7 +102,7 @@ def test_an_incomplete_category_gives_way_to_the_informative_benchmarks(
     assert gap.teacher_below_chance
     assert generation is not None
     assert generation.benchmarks == ("single",)
-    assert headline(report).endswith(
+    assert recovery_sentence(report).endswith(
         f"; under generation it recovers {100 * generation.recovery.point:.1f} %."
     )
     holes = [each for each in report.warnings if "scores yet" in each]

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from evalsuite.reports.comparison import compare
-from evalsuite.reports.headline import headline
+from evalsuite.reports.headline import recovery_sentence
 from evalsuite.reports.measures.agreement import agreement_with_teacher
 from evalsuite.reports.measures.papers import paper_comparison
 from evalsuite.reports.report import Report
@@ -121,7 +121,7 @@ def test_teacher_below_chance_is_a_warning(zoo: tuple[Report, Path]) -> None:
     assert loglikelihood is not None
     assert agreement is not None
     assert generation is not None
-    assert headline(report) == (
+    assert recovery_sentence(report) == (
         f"gla recovers {100 * loglikelihood.recovery.point:.1f} % of its teacher under log-likelihood and "
         f"makes its choice on {100 * agreement.agreement.point:.1f} % of the documents; "
         f"its lowest recovery under generation is {100 * generation.recovery.point:.1f} % (reasoning)."
@@ -156,7 +156,7 @@ def test_student_above_teacher_is_not_the_headline(synthetic: SimpleNamespace, t
         rho=0.9,
     )
     report = compare([run], tmp_path / "out").report
-    assert headline(report).startswith("keeps recovers")
+    assert recovery_sentence(report).startswith("keeps recovers")
     said = "'learns' scores above its teacher under log-likelihood"
     assert any(warning.startswith(said) for warning in report.warnings)
 

@@ -12,7 +12,7 @@ import pytest
 
 from evalsuite.reports import compare
 from evalsuite.reports.analysis.informative import informative_names
-from evalsuite.reports.headline import headline
+from evalsuite.reports.headline import recovery_sentence
 from evalsuite.reports.measures.agreement import agreement_with_teacher
 from evalsuite.reports.measures.letters import letters
 from evalsuite.reports.measures.scores import SCORES
@@ -125,7 +125,7 @@ def test_informative_average_is_that_of_its_benchmarks(mixed: Report) -> None:
     assert mixed.average(1, "loglikelihood").benchmarks == ("good", "chance", "unknown", "silent")
     agreement = agreement_with_teacher(mixed, 1, "loglikelihood", "informative")
     assert agreement.benchmarks == ("good", "silent")
-    assert headline(mixed).startswith(
+    assert recovery_sentence(mixed).startswith(
         f"s recovers {100 * row.recovery.point:.1f} % of its teacher under log-likelihood and makes its "
         f"choice on {100 * agreement.agreement.point:.1f} % of the documents"
     )
@@ -146,7 +146,7 @@ def test_a_teacher_at_chance_everywhere_measures_nothing(synthetic: SimpleNamesp
     run = run_of(synthetic, tmp_path / "run", [("a", 0.25), ("b", 0.25)], lambda *_: 0.24, lambda *_: 0.26)
     comparison = compare([run], tmp_path / "out")
     said = "Nothing was measured: on no benchmark is 't' above chance with answers that it names."
-    assert headline(comparison.report) == said
+    assert recovery_sentence(comparison.report) == said
     assert comparison.text.startswith(said)
     assert said in comparison.markdown
     assert [

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from evalsuite.reports.measures.students import STUDENTS, headline, student_rows
+from evalsuite.reports.headline import headline
+from evalsuite.reports.measures.students import STUDENTS, student_rows
 from evalsuite.reports.page.sections.students import students_section
 from evalsuite.reports.report import Report, build_report
 
