@@ -32,26 +32,22 @@ class Section:
     """Anchor of the section; unique on the page."""
     title: str
     order: float
-    """Position on the page; sections of a run stand in ascending order."""
+    """Position on the page, in ascending order: below 20 at its top, then folded behind the questions what
+    was lost (20), where (40), why (50), at what cost (70) and how sure (80)."""
     view: View
     template: Path
-    nav: str
-    """Short title for the navigation."""
 
 
 SECTIONS: Registry[Section] = Registry("page section")
 
 
-def section(
-    id: str, title: str, *, order: float, nav: str = "", template: str | Path = BLOCKS
-) -> Callable[[View], View]:
+def section(id: str, title: str, *, order: float, template: str | Path = BLOCKS) -> Callable[[View], View]:
     """Register the decorated function as a section; see the module.
 
     Args:
         id: its anchor.
         title: its heading.
         order: its position.
-        nav: its title in the navigation; default: `title`.
         template: a Jinja template of the page's folder, or any by its path; default: that of blocks.
 
     Raises:
@@ -59,7 +55,7 @@ def section(
     """
 
     def decorate(view: View) -> View:
-        SECTIONS.add(id, Section(id, title, order, view, TEMPLATES / template, nav or title))
+        SECTIONS.add(id, Section(id, title, order, view, TEMPLATES / template))
         return view
 
     return decorate

@@ -171,8 +171,6 @@ class Table(Generic[Row]):
     """Id of its section; default: its name."""
     shows_rows: bool = True
     """Whether the section shows the table, or its notes and figures alone."""
-    nav: str = ""
-    """Short title for the navigation; default: the title."""
     intro: str = ""
     """What a reader must know first."""
     notes: Callable[[Report], Sequence[str]] = lambda report: ()

@@ -147,7 +147,7 @@ CHANGES = (
 )
 
 
-@section("closeness", "Which mixer is closest", order=26, nav="Closest")
+@section("closeness", "Which mixer is closest", order=26)
 def closeness_section(report: Report) -> list[Block]:
     """One table of mixers per teacher, and one of changes; nothing with fewer than two mixers of a recipe."""
     found = {

@@ -283,7 +283,7 @@ class GapSection:
     """The gap of a paper on the same benchmarks, as a sentence."""
 
 
-@section("gap", "Log-likelihood vs. generation", order=30, nav="Gap", template="sections/gap.html.j2")
+@section("gap", "Log-likelihood vs. generation", order=30, template="sections/gap.html.j2")
 def gap_section(report: Report) -> GapSection | None:
     """The gap between the protocols; None if no benchmark has both."""
     gap = gap_view(report)

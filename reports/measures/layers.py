@@ -350,7 +350,7 @@ def _listed(layers: Sequence[int]) -> str:
     return ", ".join(map(str, sorted(layers)))
 
 
-@section("layers", "Layer selection", order=60, nav="Layers")
+@section("layers", "Layer selection", order=60)
 def layers_section(report: Report) -> list[Block]:
     """Layers of hybrids, quality by number of layers, selectors."""
     blocks: list[Block] = []

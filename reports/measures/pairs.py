@@ -177,7 +177,6 @@ PAIRS: Table[PairRow] = Table(
         Column("are_replicates", value=lambda report, row: int(row.are_replicates), outputs=CSV),
     ),
     order=85,
-    nav="Pairwise",
     intro=(
         "Difference of macro averages, first minus second, on the documents that both have. Wins : losses "
         "counts the documents on which the first, or the second, scores higher. The MDE (minimum detectable "

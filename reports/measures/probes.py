@@ -210,7 +210,7 @@ ABOUT = Markup(
 )
 
 
-@section("probe", "States while a needle is read", order=47, nav="States")
+@section("probe", "States while a needle is read", order=47)
 def probe_section(report: Report) -> list[Block]:
     """One part per benchmark and length, the shortest first."""
     titles = {benchmark.name: benchmark.title for benchmark in report.benchmarks}

@@ -144,5 +144,4 @@ def table_section(table: Table[Any]) -> Section:
         table.order,
         lambda report: table_blocks(table, report),
         BLOCKS,
-        table.nav or table.title,
     )

@@ -132,7 +132,7 @@ def test_measure(page: PageCode) -> None:
     table = pd.read_csv(report / "training_tokens.csv")
     assert list(table.columns) == ["label", "tokens", "stages"]
     assert dict(zip(table["label"], table["tokens"], strict=True)) == {"student": 1_000_000}
-    assert '<a href="#training_tokens">Training tokens</a>' in (report / "index.html").read_text()
+    assert ' id="training_tokens"><summary><h3>Training tokens</h3>' in (report / "index.html").read_text()
     assert json.loads((report / "report.json").read_text())["training_tokens"]
 
 

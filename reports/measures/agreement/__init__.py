@@ -305,7 +305,6 @@ AGREEMENT: Table[AgreementRow] = Table(
     json="agreements",
     order=24,
     anchor="retention",
-    nav="Agreement",
     notes=_notes,
     figures=_figures,
     shows_rows=False,

@@ -236,7 +236,6 @@ DISTANCES: Table[DistanceRow] = Table(
     ),
     order=45,
     anchor="distance",
-    nav="Distance",
     notes=_notes,
     figures=_figures,
     shows_rows=False,

@@ -43,7 +43,7 @@ def orders(report: Report) -> list[PaperOrder]:
     return paper_orders(report.of(resampled)["loglikelihood"], report.of(paper_comparison))
 
 
-@section("papers", "Comparison with published results", order=88, nav="Papers")
+@section("papers", "Comparison with published results", order=88)
 def papers_section(report: Report) -> list[Block]:
     """Our students next to the paper's, and scores as printed; nothing without a shared benchmark."""
     tables: list[Block] = [

@@ -79,7 +79,7 @@ class MethodView:
     """Run → its environment."""
 
 
-@section("method", "Method and environment", order=95, nav="Method", template="sections/method.html.j2")
+@section("method", "Method and environment", order=95, template="sections/method.html.j2")
 def method_section(report: Report) -> MethodView:
     """How the numbers were made."""
     runs = (run.name for run in report.tensor.merged.runs)

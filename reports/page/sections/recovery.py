@@ -127,9 +127,7 @@ class Board:
     """Sentences about the benchmarks left out of the informative ones."""
 
 
-@section(
-    "recovery", "What the students retain", order=20, nav="Leaderboard", template="sections/recovery.html.j2"
-)
+@section("recovery", "What the students retain", order=20, template="sections/recovery.html.j2")
 def board(report: Report) -> Board | None:
     """The leaderboard; None without any score."""
     columns = benchmark_columns(report)

@@ -19,7 +19,7 @@ class StudentsView:
     note: str
 
 
-@section("students", STUDENTS.title, order=10, nav="Students", template="sections/students.html.j2")
+@section("students", STUDENTS.title, order=10, template="sections/students.html.j2")
 def students_section(report: Report) -> StudentsView | None:
     """The table without columns that no student has; None without students."""
     rows = report.of(student_rows)

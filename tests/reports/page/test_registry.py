@@ -17,15 +17,14 @@ def test_a_registered_section_is_on_the_page(
     template = tmp_path / "mine.html.j2"
     template.write_text("<p>{{ view|length }} models: {{ view[0]|breakable }}</p>\n")
 
-    @section("mine", "My <own> section", order=21, nav="Mine", template=template)
+    @section("mine", "My <own> section", order=21, template=template)
     def mine(report: Report) -> list[str]:
         return ["<b>first_one</b>"] * len(report.checkpoints)
 
     page = render.render_page(build_report([small_run]))
-    assert '<a href="#mine">Mine</a>' in page
-    assert '<h2 id="mine-title">My &lt;own&gt; section</h2>' in page
+    assert '<details class="fold" id="mine"><summary><h3>My &lt;own&gt; section</h3></summary>' in page
     assert "<p>3 models: &lt;b&gt;first_<wbr>one" in page
-    assert page.index('id="recovery-title"') < page.index('id="mine-title"') < page.index('id="gap-title"')
+    assert page.index(' id="recovery"') < page.index(' id="mine"') < page.index(' id="gap"')
     with pytest.raises(ValueError, match="page section 'mine' is registered twice"):
         section("mine", "Again", order=22)(mine)
 

@@ -28,7 +28,7 @@ from tests.reports.page_samples import sample_rows
 from tests.reports.score_edits import edit_rows
 
 TABLES = ["agreement", "distances", "efficiency", "gap", "leaderboard", "pairs"]
-TABLES += ["paper_comparison", "probes", "recall", "scores", "training"]
+TABLES += ["paper_comparison", "probes", "recall", "scores", "students", "training"]
 
 
 def test_tables_are_those_of_the_run(run: Path, samples: Path, tmp_path: Path) -> None:
