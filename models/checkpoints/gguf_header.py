@@ -28,6 +28,11 @@ class HeaderReader(GGUFReader):
         field = self.fields.get("tokenizer.ggml.tokens")
         return 0 if field is None else len(field.data)
 
+    def stated(self, name: str) -> Any:
+        """The number or truth value of a field; None where the file does not state it."""
+        field = self.fields.get(name)
+        return None if field is None else field.contents()
+
     def _get_field_parts(self, orig_offs: int, raw_type: int) -> tuple[int, list[Any], list[int], list[Any]]:
         if raw_type != GGUFValueType.ARRAY:
             parts: tuple[int, list[Any], list[int], list[Any]] = super()._get_field_parts(orig_offs, raw_type)

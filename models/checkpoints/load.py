@@ -14,12 +14,12 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig, PreTrainedConfig
 from transformers.utils import logging as transformers_logging
 
-from evalsuite.foundation import CheckpointError, EvalsuiteError, content_hash
+from evalsuite.foundation import CheckpointError, ConfigError, EvalsuiteError, content_hash
 from evalsuite.models.checkpoints.config import STUDENT_TYPE, check_config, read_object
 from evalsuite.models.checkpoints.fingerprint import weights_id
 from evalsuite.models.checkpoints.location import TRAINING, Location, first_line, locate
 from evalsuite.models.checkpoints.safetensors_index import stored_tensors
-from evalsuite.models.checkpoints.tokenizers import whole_texts
+from evalsuite.models.checkpoints.tokenizers import whole_texts, with_stated_tokens
 
 if TYPE_CHECKING:
     # Describing a checkpoint does without what builds models, which takes seconds to import.
@@ -263,7 +263,14 @@ def _load(kind: Any, location: Location, trust_remote_code: bool, **arguments: A
         if "trust_remote_code" in str(error):
             reason += " (the checkpoint includes Python code; --trust-remote-code allows it to run)"
         raise CheckpointError(f"{location.source}: {_FILES[kind]} cannot be loaded: {reason}") from error
-    return whole_texts(loaded) if kind is AutoTokenizer else loaded
+    if kind is not AutoTokenizer:
+        return loaded
+    if location.header is not None:
+        try:
+            with_stated_tokens(loaded, location.header.stated)
+        except ConfigError as error:
+            raise CheckpointError(f"{location.source}: {error}") from error
+    return whole_texts(loaded)
 
 
 _FILES = {

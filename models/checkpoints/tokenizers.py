@@ -4,7 +4,7 @@ Nothing else uses the backend of a fast tokenizer (`tokenizers.Tokenizer`).
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from evalsuite.foundation import ConfigError
@@ -22,6 +22,37 @@ def whole_texts(tokenizer: Any) -> Any:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is not None:
         _reset(backend, _splits_special_tokens(tokenizer))
+    return tokenizer
+
+
+def with_stated_tokens(tokenizer: Any, stated: Callable[[str], Any]) -> Any:
+    """Give the tokenizer of a GGUF file the special tokens that the file states, and return it.
+
+    transformers 5.17 has SmolLM2's BOS as its EOS, and adds no BOS to texts of Gemma 3, without a word.
+
+    Args:
+        tokenizer: a fast tokenizer.
+        stated: name of a field of the header → its value; None where it is not stated.
+
+    Raises:
+        ConfigError: texts begin with a token that is not stated, or that a slow tokenizer cannot add.
+    """
+    for name in ("bos", "eos"):
+        number = stated(f"tokenizer.ggml.{name}_token_id")
+        if number is not None and getattr(tokenizer, f"{name}_token_id") != number:
+            setattr(tokenizer, f"{name}_token", tokenizer.convert_ids_to_tokens(int(number)))
+    if not stated("tokenizer.ggml.add_bos_token"):
+        return tokenizer
+    bos, backend = tokenizer.bos_token, getattr(tokenizer, "backend_tokenizer", None)
+    if bos is None or backend is None:
+        raise ConfigError("its texts begin with a token that it does not name")
+    if backend.encode(ANCHOR).ids[:1] != [tokenizer.bos_token_id]:
+        from tokenizers.processors import TemplateProcessing
+
+        special = [(bos, tokenizer.bos_token_id)]
+        backend.post_processor = TemplateProcessing(
+            single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=special
+        )
     return tokenizer
 
 

@@ -48,6 +48,9 @@ def contents(reader: gguf.GGUFReader) -> dict[str, Any]:
 def test_values_are_those_of_ggufs_reader(file: Path) -> None:
     assert contents(HeaderReader(file)) == contents(gguf.GGUFReader(file))
     assert HeaderReader(file).num_tokens == len(TOKENS)
+    assert HeaderReader(file).stated("gemma3.context_length") == 64
+    assert HeaderReader(file).stated("a.bool") is True
+    assert HeaderReader(file).stated("tokenizer.ggml.bos_token_id") is None
 
 
 def test_values_for_transformers_are_those_it_parses_itself(file: Path) -> None:

@@ -11,8 +11,14 @@ from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from evalsuite.evaluation.checkpoints import tokenizer_id
+from evalsuite.foundation import ConfigError
 from evalsuite.models import describe_checkpoint, load_checkpoint, weights_id
-from evalsuite.models.checkpoints.tokenizers import ContinuationDecoder, TextEncoder, backend_of
+from evalsuite.models.checkpoints.tokenizers import (
+    ContinuationDecoder,
+    TextEncoder,
+    backend_of,
+    with_stated_tokens,
+)
 from evalsuite.models.inference.requests import SamplingParams
 from evalsuite.models.inference.stopping import StopChecker
 
@@ -213,3 +219,28 @@ def test_byte_level_continuations_are_their_bytes() -> None:
 
 def test_vocabularies_without_the_anchor_decode_as_they_are() -> None:
     assert ContinuationDecoder(words()).decode([3, 4]) == "w3 w4"
+
+
+@pytest.mark.parametrize("added", [True, False, None])
+def test_special_tokens_are_those_that_the_file_states(added: bool | None) -> None:
+    """As transformers 5.17 reads GGUF files: the EOS is another token, and no BOS is added."""
+    tokenizer = words()
+    tokenizer.eos_token = "<s>"
+    fields = {"bos_token_id": 58, "eos_token_id": 59, "add_bos_token": added}
+    read = with_stated_tokens(tokenizer, lambda name: fields[name.removeprefix("tokenizer.ggml.")])
+    assert read is tokenizer
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (58, 59)
+    begins = [58] if added else []
+    assert tokenizer("w1 w2").input_ids == [*begins, 1, 2]
+    assert TextEncoder(tokenizer).encode(["w1"])[0].ids == [*begins, 1]
+
+
+def test_a_tokenizer_that_adds_its_bos_stays_as_it_is() -> None:
+    tokenizer = words(bos=True)
+    before = tokenizer_id(tokenizer)
+    fields = {"bos_token_id": 58, "eos_token_id": 59, "add_bos_token": True}
+    with_stated_tokens(tokenizer, lambda name: fields[name.removeprefix("tokenizer.ggml.")])
+    assert tokenizer_id(tokenizer) == before
+    tokenizer.bos_token = None
+    with pytest.raises(ConfigError, match="begin with a token that it does not name"):
+        with_stated_tokens(tokenizer, lambda name: {"add_bos_token": True}.get(name.rpartition(".")[2]))
