@@ -227,7 +227,9 @@ class Sampled:
     def prompt(self, units: int) -> str:
         """The prompt with `units` of filler: lines, or words of essays."""
         template = SINGLE_TEMPLATE if len(self.answers) == 1 else MULTI_TEMPLATE
-        return template.format(value=self._task.value, context=self._context(units), query=self.query)
+        text = template.format(value=self._task.value, context=self._context(units), query=self.query)
+        # A colon, as in the needles: models that write one first are right, but not by their first token.
+        return text if self._task.half is None else f"{text}:"
 
 
 def draw(

@@ -42,6 +42,7 @@ def test_values_are_inside_and_outside_the_text(task: str, inputs: Inputs) -> No
         assert len(needles) == (4 if "multikey" in task else 1)
         assert sorted(stated) == sorted(row["inside"])
         assert len(set(row["inside"])) == 4
+        assert question.endswith(" mentioned in the provided text is:")
         (queried,) = {key for key in needles if key in question}
         assert needles[queried] == answer
         assert set(needles) == set(row["keys"])
