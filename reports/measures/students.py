@@ -83,7 +83,7 @@ def _needles(report: Report, teacher: int) -> Mapping[int, RecallRow]:
 
 
 def _shares(report: Report, student: int, needles: Mapping[int, RecallRow]) -> dict[str, Estimate]:
-    found = {}
+    found: dict[str, Estimate] = {}
     for protocol in PROTOCOLS:
         average = report.average(student, protocol, INFORMATIVE)
         if average is not None and average.benchmarks:
@@ -134,8 +134,8 @@ def _share(way: str, title: str, hint: str) -> Column[StudentRow]:
 def _decode(report: Report, row: StudentRow) -> Interval | None:
     teacher = report.checkpoints[row.checkpoint].teacher
     assert teacher is not None
-    ids = (report.checkpoints[each].plan.weights_id for each in (row.checkpoint, teacher))
-    return typical_ratio(report.of(efficiency), *ids, "decode")
+    mine, theirs = (report.checkpoints[each].plan.weights_id for each in (row.checkpoint, teacher))
+    return typical_ratio(report.of(efficiency), mine, theirs, "decode")
 
 
 def _about(report: Report, row: StudentRow) -> str:

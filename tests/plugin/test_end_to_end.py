@@ -184,7 +184,7 @@ def test_a_measure_is_in_every_output_and_gates(example: Path, tmp_path: Path) -
     for row in table.itertuples():
         assert 0 <= scores[row.label, row.benchmark, row.protocol] - row.lead < 1
     page = made.page.read_text()
-    assert '<a href="#example_lead">Lead over guessing</a>' in page
+    assert ' id="example_lead"><summary><h3>Lead over guessing</h3>' in page
     assert f"{100 * table['lead'].abs()[0]:.1f}" in page.partition('id="example_lead"')[2]
     assert "lead, points" in made.markdown
     assert "lead, points" in made.text
