@@ -34,15 +34,13 @@ PLOTLY = FOLDER / "vendor" / "plotly-cartesian.min.js"
 
 
 QUESTIONS = {
-    "lost": "What was lost?",
-    "where": "Where?",
-    "why": "Why?",
-    "cost": "At what cost?",
-    "sure": "How sure?",
+    20: ("lost", "What was lost?"),
+    40: ("where", "Where?"),
+    50: ("why", "Why?"),
+    70: ("cost", "At what cost?"),
+    80: ("sure", "How sure?"),
 }
-"""Anchors and titles of the questions behind which sections are folded."""
-_FROM = {20: "lost", 40: "where", 50: "why", 70: "cost", 80: "sure"}
-"""First order of the sections of each question; those before stand open at the top."""
+"""First order of the sections that answer a question → its anchor and title; others stand at the top."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +64,7 @@ class Question:
 
 def _question(section: Section) -> str | None:
     """Anchor of the question that a section answers, by its order; None at the top."""
-    return next((name for start, name in reversed(_FROM.items()) if section.order >= start), None)
+    return next((id for start, (id, _) in reversed(QUESTIONS.items()) if section.order >= start), None)
 
 
 def render_page(
@@ -109,7 +107,7 @@ def render_page(
         first=[each for each in sections if each.question is None],
         questions=[
             Question(id, title, members)
-            for id, title in QUESTIONS.items()
+            for id, title in QUESTIONS.values()
             if (members := [each for each in sections if each.question == id])
         ],
         sample_facts=_sample_facts(report, samples),

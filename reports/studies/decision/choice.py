@@ -41,24 +41,23 @@ def choose(
         if missing := [run for run in runs if run not in scores]:
             raise ValueError(f"{name}: no score of {missing[0].student}, seed {missing[0].seed}")
     found = np.array([target[run] for run in runs])
+    order = {name: np.array([scores[run] for run in runs]) for name, scores in measures.items()}
     random = np.random.default_rng(seed)
     groups = _groups(runs)
     regrets: dict[str, list[float]] = {name: [] for name in measures}
     for _ in range(draws):
-        drawn = [int(place) for group in groups for place in random.choice(group, len(group))]
+        drawn = np.concatenate([random.choice(group, len(group)) for group in groups])
         documents = random.integers(found.shape[1], size=found.shape[1])
-        rates = 100 * found[:, documents].mean(1)
-        for name, scores in measures.items():
-            chosen = max(drawn, key=lambda place: scores[runs[place]])
-            regrets[name].append(float(rates[drawn].max() - rates[chosen]))
+        rates = 100 * found[np.ix_(drawn, documents)].mean(1)
+        for name, scores in order.items():
+            regrets[name].append(float(rates.max() - rates[scores[drawn].argmax()]))
     rates = 100 * found.mean(1)
     choices = []
-    for name, scores in measures.items():
-        chosen = max(range(len(runs)), key=lambda place: scores[runs[place]])
+    for name, scores in order.items():
+        chosen = int(scores.argmax())
         low, high = np.percentile(regrets[name], [2.5, 97.5])
-        choices.append(
-            Choice(name, runs[chosen], float(rates.max() - rates[chosen]), float(low), float(high))
-        )
+        regret = float(rates.max() - rates[chosen])
+        choices.append(Choice(name, runs[chosen], regret, float(low), float(high)))
     return choices
 
 

@@ -18,9 +18,9 @@ class Teacher(Strict):
     recipe: str
     role: str
     students: dict[str, str] = Field(min_length=1)
-    """Student of the recipe -> family."""
+    """Student of the recipe → family."""
     untrained: dict[str, dict[str, int]] = Field(default_factory=dict)
-    """Name -> options of `sliding_window` in every layer of the teacher's own weights."""
+    """Name → options of `sliding_window` in every layer of the teacher's own weights."""
 
 
 class Way(Strict):
@@ -41,7 +41,7 @@ class Needles(Strict):
     contexts: list[int] = Field(min_length=1)
     documents: int = Field(ge=1)
     halves: dict[str, str]
-    """Half -> suffix of its benchmarks."""
+    """Half → suffix of its benchmarks."""
 
 
 class Task(Strict):
@@ -78,7 +78,7 @@ class Power(Strict):
 
 
 class Protocol(Strict):
-    """What `protocol.yaml` fixes; its prose is printed with the results."""
+    """What `protocol.yaml` fixes; its prose is for readers."""
 
     question: str
     teachers: dict[str, Teacher] = Field(min_length=1)
@@ -89,7 +89,7 @@ class Protocol(Strict):
     """YAML of the requests, from the root of the repository."""
     short_tasks: ShortTasks
     completion_tasks: dict[str, dict[str, str]]
-    """Benchmark -> protocol -> metric."""
+    """Benchmark → protocol → metric."""
     contrasts: dict[str, Question] = Field(min_length=1)
     unit: str
     families: str

@@ -8,14 +8,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from evalsuite.evaluation.build import make_harness
 from evalsuite.foundation import ConfigError, DataError
 from evalsuite.foundation.strict import parse
-from evalsuite.protocols.generation import GenerationBenchmark
-from evalsuite.protocols.loglikelihood import LogLikelihoodBenchmark
 from evalsuite.tasks.benchmark import Benchmark, load_benchmark
-from evalsuite.tasks.sources.documents import Document, documents
+from evalsuite.tasks.sources.documents import documents
 from evalsuite.tasks.suite import load_suite, resolve
+from tests.tasks.sources.prompts import prompts
 
 SUITE = [benchmark for _, benchmark in resolve(load_suite("base"))]
 
@@ -61,20 +59,6 @@ def data(tmp_path: Path) -> Path:
     path.parent.mkdir(parents=True)
     pq.write_table(pa.Table.from_pylist(rows), path)
     return tmp_path
-
-
-def prompts(benchmark: Benchmark, found: list[Document]) -> list[str]:
-    """The prompt of every document, which is the same text under both protocols."""
-    scored = make_harness(benchmark, "loglikelihood", found)
-    written = make_harness(benchmark, "generation", found)
-    assert isinstance(scored, LogLikelihoodBenchmark)
-    assert isinstance(written, GenerationBenchmark)
-    texts = [written.text(number, None, chat_template=True) for number in range(len(found))]
-    for number, document in enumerate(found):
-        pairs = scored.pairs(number)
-        assert {context for context, _ in pairs} == {texts[number]}
-        assert [continuation for _, continuation in pairs] == document.row["choices"]
-    return texts
 
 
 def test_both_protocols_have_the_same_prompt(data: Path) -> None:

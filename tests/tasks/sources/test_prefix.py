@@ -16,6 +16,7 @@ from evalsuite.protocols.loglikelihood import LogLikelihoodBenchmark
 from evalsuite.tasks.benchmark import Benchmark, Prefix, load_benchmark
 from evalsuite.tasks.sources.documents import Document, documents
 from evalsuite.tasks.suite import load_suite, resolve
+from tests.tasks.sources.prompts import prompts
 
 SENTENCES = [f"Sentence {number} has five words." for number in range(200)]
 
@@ -32,18 +33,6 @@ def data(tmp_path: Path) -> Path:
     halves = [{"text": " ".join(SENTENCES[:90])}, {"text": " ".join(SENTENCES[90:])}]
     pq.write_table(pa.Table.from_pylist(halves), path)
     return tmp_path
-
-
-def prompts(benchmark: Benchmark, found: list[Document]) -> list[str]:
-    """The prompts, which are the same text under both protocols."""
-    scored = make_harness(benchmark, "loglikelihood", found)
-    written = make_harness(benchmark, "generation", found)
-    assert isinstance(scored, LogLikelihoodBenchmark)
-    assert isinstance(written, GenerationBenchmark)
-    texts = [written.text(number, None, chat_template=True) for number in range(len(found))]
-    for number, text in enumerate(texts):
-        assert {context for context, _ in scored.pairs(number)} == {text}
-    return texts
 
 
 def test_prefix_is_whole_sentences_before_the_same_prompt(data: Path) -> None:

@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 from evalsuite.reports.studies.decision.choice import choose
-from evalsuite.reports.studies.decision.effects import Cell, Run, between, detectable, effect, holm
+from evalsuite.reports.studies.decision.effects import Cell, Run, between, detectable, effect
 from evalsuite.reports.studies.decision.protocol import load_protocol
 
 WAYS = ("generated", "inside")
@@ -97,12 +97,6 @@ def test_floors_and_ceilings_are_cells_where_both_ways_are_at_an_end():
     ceiling = cell(dict.fromkeys(RUNS, (0.8, 0.84)), name="ceiling")
     half = cell(dict.fromkeys(RUNS, (0.0, 0.5)), name="half")
     assert [each.name for each in between([floor, ceiling, half], RUNS, WAYS)] == ["half"]
-
-
-def test_holm():
-    # Example of Holm 1979 by hand: 3 × .01, then 2 × .02, then .9
-    assert holm({"a": 0.02, "b": 0.01, "c": 0.9}) == pytest.approx({"a": 0.04, "b": 0.03, "c": 0.9})
-    assert holm({"a": 0.03, "b": 0.02}) == pytest.approx({"a": 0.04, "b": 0.04})
 
 
 def test_a_detectable_effect_is_detected_with_its_power():
