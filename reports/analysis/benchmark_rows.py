@@ -17,7 +17,7 @@ from evalsuite.reports.analysis.rows import BenchmarkRow, DropRow
 from evalsuite.reports.analysis.scopes import Pool
 from evalsuite.reports.statistics.contrasts import Contrast
 from evalsuite.reports.statistics.hypothesis_tests import (
-    mcnemar_exact,
+    mcnemar_mid_p,
     paired_minimum_detectable_effect,
 )
 from evalsuite.reports.statistics.intervals import Interval, wilson
@@ -126,7 +126,7 @@ def _benchmark_row(
     terms = {teacher: 1.0, checkpoint: -1.0}
     drop = data.contrast(terms)
     if is_binary(cell):
-        p_value = mcnemar_exact(counts.wins, counts.losses)
+        p_value = mcnemar_mid_p(counts.wins, counts.losses)
         mde = paired_minimum_detectable_effect(counts.discordant, counts.documents)
     else:
         p_value = None

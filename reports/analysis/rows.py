@@ -33,7 +33,7 @@ class BenchmarkRow:
     """Documents on which the student scores higher than the teacher."""
     losses: int | None = None
     mcnemar: float | None = None
-    """Exact p-value; None if scores are not binary, or documents form clusters."""
+    """Mid-p-value; None if scores are not binary, or documents form clusters."""
     mde: float | None = None
     """Minimum detectable effect: the smallest true drop that is detected with 80 % power."""
     outcomes: dict[str, int]
