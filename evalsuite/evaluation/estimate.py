@@ -13,9 +13,10 @@ from evalsuite.evaluation.inference.worker import token_cost
 from evalsuite.evaluation.plan import resolve_suite
 from evalsuite.foundation import ConfigError
 from evalsuite.models.engines import engine_type
+from evalsuite.models.inference.batch_limits import min_tokens_saved
 from evalsuite.models.inference.registry import EngineSettings
 from evalsuite.models.inference.requests import GenerateRequest, Request, ScoreRequest
-from evalsuite.models.inference.torch.prefix_groups import group_by_prefix
+from evalsuite.models.inference.torch.loglikelihood import tokens_read
 from evalsuite.protocols.tokenization import Encoder
 
 
@@ -125,9 +126,14 @@ def _time(
     """Return the expected duration of inference, in words."""
     kind = engine_type(engine, {})
     settings = EngineSettings(device=device, dtype=dtype, trust_remote_code=trust_remote_code)
-    prefill, decode, responses = _work(requests)
+    scores = [request for request in requests if isinstance(request, ScoreRequest)]
+    prompts = [request for request in requests if isinstance(request, GenerateRequest)]
+    prompt_tokens = sum(len(request.prompt) for request in prompts)
+    decode = sum(request.sampling.max_new_tokens for request in prompts)
     prefill_seconds = decode_seconds = 0.0
     for checkpoint in checkpoints:
+        min_saved = min_tokens_saved(device, checkpoint.parameters or 1)
+        prefill = tokens_read(scores, min_saved) + prompt_tokens
         try:
             rates = kind.token_times(
                 checkpoint.config,
@@ -135,7 +141,7 @@ def _time(
                 settings,
                 parameters=checkpoint.parameters or 1,
                 prompt_tokens=max(1, prefill // len(requests)),
-                num_responses=responses,
+                num_responses=len(prompts),
             )
         except Exception as error:  # The estimate is optional: a run must not fail because of it.
             return f"expected time: unknown, cannot time a few layers of {checkpoint.label} ({error})"
@@ -151,21 +157,6 @@ def _time(
         "layers "
         "of each model; loading, building and scoring are not included"
     )
-
-
-def _work(requests: Sequence[Request]) -> tuple[int, int, int]:
-    """Return prefilled tokens, the maximum number of decoded tokens, and the number of generations.
-
-    Common prefixes of log-likelihood contexts are prefilled once.
-    """
-    scores = [request for request in requests if isinstance(request, ScoreRequest)]
-    prompts = [request for request in requests if isinstance(request, GenerateRequest)]
-    shared = sum(
-        length * (len(numbers) - 1)
-        for length, numbers in group_by_prefix([request.context for request in scores])
-    )
-    prefill = sum(map(token_cost, scores)) - shared + sum(len(request.prompt) for request in prompts)
-    return prefill, sum(request.sampling.max_new_tokens for request in prompts), len(prompts)
 
 
 def duration(seconds: float) -> str:

@@ -91,10 +91,20 @@ def compute_batch_limits(
     if device.type == "cuda":
         free = MEMORY_FRACTION * free_gpu_memory(device)
         tokens = batch_tokens or _power_of_two(min(131072, max(2048, free / 2 / bytes_per_token)))
-        unsplit = min(tokens, max(1, int(PASS_WORK / parameters)))
+        unsplit = min(tokens, pass_tokens(device.type, parameters))
         return BatchLimits(tokens, unsplit, 1 << 28, _power_of_two(free / 2), num_seqs)
     tokens = batch_tokens or 4096
     return BatchLimits(tokens, tokens // 2 if unpads else 512, 1 << 23, 2 << 30, num_seqs)
+
+
+def pass_tokens(device_type: str, parameters: int) -> int:
+    """Tokens that one more pass costs: on a GPU, those that it reads while the host launches the pass."""
+    return max(1, int(PASS_WORK / parameters)) if device_type == "cuda" else 1
+
+
+def min_tokens_saved(device_type: str, parameters: int) -> int:
+    """Tokens that a prefix read once must save: its requests take two passes, and others share theirs."""
+    return 2 * pass_tokens(device_type, parameters)
 
 
 def _power_of_two(value: float) -> int:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from evalsuite.models.checkpoints.load import Checkpoint, load_checkpoint
 from evalsuite.models.inference import in_process
-from evalsuite.models.inference.batch_limits import compute_batch_limits
+from evalsuite.models.inference.batch_limits import compute_batch_limits, min_tokens_saved
 from evalsuite.models.inference.batching import RequestBatch
 from evalsuite.models.inference.in_process import InProcessEngine
 from evalsuite.models.inference.proof import UnsupportedModelError, refuse_unsupported
@@ -80,6 +80,7 @@ class TorchEngine(InProcessEngine):
         )
         on_gpu = model.device.type == "cuda"
         self.steps_per_block, self.lookahead = (8, 1) if on_gpu else (1, 0)
+        self._min_saved = min_tokens_saved(model.device.type, model.num_parameters())
         # On a GPU the masks that shared prefixes need rule out fused attention, and prefill is a small part.
         self.share_prefixes = not on_gpu
         self._last_batch: tuple[tuple[int, int, bool, bool], DecodeBatch, StepFunction] | None = None
@@ -108,7 +109,7 @@ class TorchEngine(InProcessEngine):
         return TorchBenchmark(self.runner, self.checkpoint)
 
     def _score_batches(self, requests: Sequence[ScoreRequest], indices: Sequence[int]) -> list[RequestBatch]:
-        return make_batches(requests, indices, self.limits)
+        return make_batches(requests, indices, self.limits, self._min_saved)
 
     def _start(self, requests: Sequence[ScoreRequest], batch: RequestBatch) -> LoglikelihoodBatch:
         return LoglikelihoodBatch(self.runner, requests, self.limits, batch.num_shared)

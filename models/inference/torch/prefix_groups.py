@@ -12,11 +12,12 @@ MIN_GROUP_SIZE = 3
 """Minimum number of prompts that share a prefix."""
 
 
-def group_by_prefix(prompts: Sequence[tuple[int, ...]]) -> list[tuple[int, list[int]]]:
+def group_by_prefix(prompts: Sequence[tuple[int, ...]], min_saved: int = 0) -> list[tuple[int, list[int]]]:
     """Split prompts into groups with a common prefix, and the rest.
 
     Args:
         prompts: token ids.
+        min_saved: tokens that need not be read again in a group, at least; a smaller one is not made.
 
     Returns:
         (length of the common prefix, prompt indices); every index is in exactly one group, and every prompt
@@ -36,7 +37,11 @@ def group_by_prefix(prompts: Sequence[tuple[int, ...]]) -> list[tuple[int, list[
             rest += indices
             continue
         length = common_prefix_length([prompts[index] for index in indices])
-        groups.append((min(length, min(len(prompts[index]) for index in indices) - 1), indices))
+        length = min(length, min(len(prompts[index]) for index in indices) - 1)
+        if length * (len(indices) - 1) < min_saved:
+            rest += indices
+        else:
+            groups.append((length, indices))
     return [*groups, (0, rest)] if rest else groups
 
 

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+from evalsuite.models.inference.batch_limits import compute_batch_limits, min_tokens_saved
 from evalsuite.models.inference.batching import MAX_PARTIAL_BATCHES, make_remaining_batches
 from evalsuite.models.inference.requests import ScoreRequest
 from evalsuite.models.inference.torch.engine import TorchEngine
-from evalsuite.models.inference.torch.loglikelihood import make_batches
+from evalsuite.models.inference.torch.loglikelihood import make_batches, tokens_read
 from evalsuite.models.inference.torch.model_runner import ModelRunner
 
 TOLERANCE = 2e-4
@@ -79,6 +80,43 @@ def test_common_prefixes_are_prefilled_once(engine: TorchEngine, monkeypatch: py
     for index, request in enumerate(requests):
         expected = reference(engine, request)
         assert responses[index].logprobs == pytest.approx([value for value, _ in expected], abs=TOLERANCE)
+
+
+def test_equal_contexts_are_one_row(engine: TorchEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, other = some_requests(2, seed=8, longest=40)
+    requests = [
+        replace(first, continuations=((5, 6, 7), (5, 8, 9))),
+        other,
+        replace(first, continuations=((5, 6), (10, 11, 12), (13,))),
+    ]
+    read: list[list[int]] = []
+    original = ModelRunner.prefill
+
+    def counted(self: ModelRunner, rows: Any, **rest: Any) -> Any:
+        read.append([len(row) for row in rows])
+        return original(self, rows, **rest)
+
+    monkeypatch.setattr(ModelRunner, "prefill", counted)
+    responses = dict(engine.score(requests))
+    assert sum(map(sum, read)) == tokens_read(requests)
+    assert sum(1 for lengths in read for length in lengths if length >= len(first.context)) == 1
+    for index, request in enumerate(requests):
+        expected = reference(engine, request)
+        assert responses[index].logprobs == pytest.approx([value for value, _ in expected], abs=TOLERANCE)
+        assert responses[index].greedy == tuple(flag for _, flag in expected)
+
+
+def test_prefixes_that_save_less_than_two_passes_are_read_again() -> None:
+    prefixes = [tuple(range(number, number + 80)) for number in range(3)]
+    requests = [ScoreRequest((*prefix, 400 + number), ((5,),)) for prefix in prefixes for number in range(4)]
+    limits = compute_batch_limits(torch.device("cpu"), 1_000_000, 1000, 4096)
+    shared = [make_batches(requests, range(12), limits, saved) for saved in (0, 240, 241)]
+    assert [sorted(batch.num_shared for batch in batches) for batches in shared] == [[80] * 3, [80] * 3, [0]]
+    assert tokens_read(requests, 240) == 3 * 80 + 12
+    assert tokens_read(requests, 241) == 12 * 81
+    # The second pass of a group is launched where others would have been read.
+    assert min_tokens_saved("cuda", 135_000_000) == 2 * int(1.5e13 / 135e6)
+    assert min_tokens_saved("cpu", 135_000_000) < 64
 
 
 def test_continuations_that_differ_in_their_last_token_need_no_pass_of_their_own(
