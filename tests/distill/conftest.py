@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from evalsuite.distill.data import preparation
+from evalsuite.distill.data import documents, preparation, readers
 from evalsuite.distill.data.examples import Example
 from evalsuite.distill.recipe import Recipe
 from evalsuite.distill.recipe.config import ArchitectureConfig
@@ -41,6 +41,16 @@ def texts_drawn_once() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(preparation, "_pocket_examples", drawn)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def small_groups() -> Iterator[None]:
+    """Read, tokenize and pack a few documents at a time: stages of these tests train on a few hundred tokens."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(readers, "CHUNK_ROWS", 32)
+        patch.setattr(documents, "POCKET_SHARD_SIZE", 64)
+        patch.setattr(documents, "GROUP_SIZE", 32)
         yield
 
 

@@ -231,13 +231,13 @@ def test_documents_without_a_token_in_the_loss_are_counted_and_said(
     )
     loader = stage_data(recipe, make())
     states = [json.loads(json.dumps(next(loader).state)) for _ in range(4)]
-    assert "data source 'x': 1" in caplog.text
+    assert "data source 'x': 8 of the first 32 documents" in caplog.text
     assert caplog.text.count("have no token in the loss") == 1
     first, resumed = (
         states[1],
         stage_data(recipe, make(), state=states[1]),
     )
-    assert documents_without_loss(first["sources"])["x"]["documents"] == 512
+    assert documents_without_loss(first["sources"])["x"]["documents"] == 32
     assert next(resumed).state == states[2]
     found = []
     with suppress(DataError):  # The data end before the budget.

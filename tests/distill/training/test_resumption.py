@@ -41,15 +41,15 @@ def assert_close(found: Curve, expected: Curve) -> None:
 def whole(
     teacher_folder: Path, small_recipe: Any, stage: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Recipe, Path]:
-    """A recipe of two stages that saves after every step, and its run by one process."""
+    """A recipe of two stages that saves after every step, and its run by one process without those saves."""
     torch.set_num_threads(1)
     options = {"batch_size": 2, "tokens": 512}
     stages = [stage("align", "attention_output", **options), stage("kd", "kd", **options)]
-    saves = CheckpointConfig(state_interval_seconds=0)
-    recipe = small_recipe(teacher_folder, stages=stages).model_copy(update={"checkpoint": saves})
+    recipe = small_recipe(teacher_folder, stages=stages)
     out = tmp_path_factory.mktemp("whole") / "out"
     distill(recipe, out, quiet=True, device="cpu")
-    return recipe, out
+    saves = CheckpointConfig(state_interval_seconds=0)
+    return recipe.model_copy(update={"checkpoint": saves}), out
 
 
 def saved_progress(out: Path) -> dict[str, Any]:
