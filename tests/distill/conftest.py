@@ -46,7 +46,7 @@ def texts_drawn_once() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def small_groups() -> Iterator[None]:
-    """Read, tokenize and pack a few documents at a time: stages of these tests train on a few hundred tokens."""
+    """Prepare a few documents at a time: stages of these tests train on a few hundred tokens."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(readers, "CHUNK_ROWS", 32)
         patch.setattr(documents, "POCKET_SHARD_SIZE", 64)
