@@ -10,7 +10,7 @@ import csv
 import io
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -274,14 +274,17 @@ def _clusters(names: Sequence[str | None]) -> np.ndarray | None:
     return np.unique(np.array(names), return_inverse=True)[1]
 
 
-def admit(run: Path, teacher: str | None, rule: AdmissionRule) -> list[AdmissionDecision]:
-    """Decide on every benchmark of a run, in the order of its plan.
+def admit(
+    run: Path, teacher: str | None, rule: AdmissionRule, names: Collection[str] | None = None
+) -> list[AdmissionDecision]:
+    """Decide on the benchmarks of a run, in the order of its plan.
 
     Args:
         run: the run folder.
         teacher: label, weights_id or path of the checkpoint that the rule is applied to; None: the plan's
             teacher.
         rule: the rule.
+        names: of the benchmarks; None: all.
 
     Raises:
         ConfigError: the run has no such checkpoint, or none or several with the role of a teacher.
@@ -291,6 +294,8 @@ def admit(run: Path, teacher: str | None, rule: AdmissionRule) -> list[Admission
     checkpoint = _checkpoint(plan, teacher, run)
     decisions = []
     for benchmark in plan.benchmarks:
+        if names is not None and benchmark.name not in names:
+            continue
         rows = {name: _rows(run, benchmark.name, name, checkpoint) for name in benchmark.protocols}
         metrics = {name: how.metric for name, how in benchmark.protocols.items()}
         decisions.append(decide(benchmark.name, benchmark.title, rows, metrics, rule))  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ class Choice(NamedTuple):
     """The student that a measure chooses, and what it lacks of the best one."""
 
     measure: str
-    student: Run
+    run: Run
     regret: float
     low: float
     high: float

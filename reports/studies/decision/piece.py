@@ -16,7 +16,7 @@ from pathlib import Path
 
 from evalsuite.foundation import ConfigError, nearest
 from evalsuite.foundation.module_entry import run_module
-from evalsuite.reports.studies.decision.protocol import Protocol, Teacher, load_protocol
+from evalsuite.reports.studies.decision.protocol import Protocol, Teacher, control, load_protocol
 
 
 def main() -> None:
@@ -86,7 +86,7 @@ def untrained(teacher: Teacher, path: str, students: Path) -> list[str]:
 
     folders = []
     for name, options in teacher.untrained.items():
-        folder = students / f"untrained-{name}"
+        folder = students / control(name)
         if not (folder / "config.json").exists():
             loaded = load_checkpoint(path, as_decoder=False)
             student = build_student(loaded.model, "sliding_window", options={"sliding_window": options})

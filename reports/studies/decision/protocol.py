@@ -112,6 +112,11 @@ class Protocol(Strict):
         return self
 
 
+def control(name: str) -> str:
+    """Label of an untrained checkpoint of a teacher, of which only the shares are shown."""
+    return f"untrained-{name}"
+
+
 def load_protocol(path: Path = PATH) -> Protocol:
     """Return the protocol of a YAML file.
 

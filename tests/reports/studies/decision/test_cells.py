@@ -1,7 +1,5 @@
 """Cells of the deciding study from score rows: paired documents, contexts, missing ones."""
 
-from collections import Counter
-from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +8,8 @@ from evalsuite.foundation import DataError
 from evalsuite.reports.studies.decision.cells import cell, needle_cells, read_scores, short_task_cells
 from evalsuite.reports.studies.decision.effects import Run
 from evalsuite.reports.studies.decision.protocol import load_protocol
-from tests.reports.score_edits import Row, edit_rows
+from tests.reports.score_edits import edit_rows
+from tests.reports.studies.decision.ids import with_common_ids
 
 LABELS = {"kda-seed0": Run("kda", 0), "kda-seed1": Run("kda", 1)}
 
@@ -29,18 +28,6 @@ def test_documents_are_those_that_the_teacher_has_in_every_way():
         cell("task", found, chance, "t", LABELS)
     with pytest.raises(DataError, match="the teacher 'x' has no document in all of plain, padded"):
         cell("task", found, chance, "x", {})
-
-
-def with_common_ids() -> Callable[[int, Row], Row]:
-    """An edit that numbers the documents of every checkpoint and context."""
-    seen: Counter[tuple[str, int]] = Counter()
-
-    def edit(number: int, row: Row) -> Row:
-        place = row["checkpoint"], row["context"]
-        seen[place] += 1
-        return row | {"doc_id": f"{seen[place]:05d}"}
-
-    return edit
 
 
 def test_cells_are_read_from_the_rows_of_a_run(synthetic: SimpleNamespace, tmp_path):

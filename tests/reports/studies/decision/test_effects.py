@@ -114,9 +114,9 @@ def test_the_regret_of_a_choice():
     right = {run: float(place) for place, run in enumerate(RUNS)}
     wrong = {run: -score for run, score in right.items()}
     by_right, by_wrong = choose({"right": right, "wrong": wrong}, target, draws=200)
-    assert (by_right.student, by_right.regret) == (RUNS[5], pytest.approx(0))
+    assert (by_right.run, by_right.regret) == (RUNS[5], pytest.approx(0))
     assert by_right.high == pytest.approx(0)
-    assert (by_wrong.student, by_wrong.regret) == (RUNS[0], pytest.approx(50))
+    assert (by_wrong.run, by_wrong.regret) == (RUNS[0], pytest.approx(50))
     assert 20 < by_wrong.low < 50 < by_wrong.high < 65
     with pytest.raises(ValueError, match="none: no score of kda, seed 0"):
         choose({"none": {}}, target)

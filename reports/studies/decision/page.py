@@ -1,0 +1,238 @@
+"""The page of the study, README.md, and the CSV files that it names, from the findings on each teacher."""
+
+import csv
+import io
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+
+from evalsuite.foundation import write_text
+from evalsuite.reports.markdown import escape, table
+from evalsuite.reports.studies.decision.analysis import PRIMARY, Findings, Lead, Row, claim, corrected
+from evalsuite.reports.studies.decision.effects import Effect
+from evalsuite.reports.studies.decision.protocol import Protocol, control
+
+NONE = "–"
+
+
+def write_page(protocol: Protocol, findings: Sequence[Findings], out: Path) -> Path:
+    """Write README.md, contrasts.csv, leads.csv, shares.csv and choices.csv; return the page."""
+    rows = corrected(protocol, findings)
+    _write_csv(out / "contrasts.csv", [_contrast_cells(row) for row in rows])
+    _write_csv(
+        out / "leads.csv", [{"teacher": each.name} | asdict(lead) for each in findings for lead in each.leads]
+    )
+    shares = [share for each in findings for share in each.shares]
+    _write_csv(out / "shares.csv", [share.run._asdict() | _without(asdict(share), "run") for share in shares])
+    choices = [(each.name, choice) for each in findings for choice in each.choices]
+    _write_csv(
+        out / "choices.csv",
+        [
+            {"teacher": name} | choice.run._asdict() | _without(choice._asdict(), "run")
+            for name, choice in choices
+        ],
+    )
+    page = out / "README.md"
+    write_text(page, "\n\n".join(_sections(protocol, findings, rows)) + "\n")
+    return page
+
+
+def _sections(protocol: Protocol, findings: Sequence[Findings], rows: Sequence[Row]) -> list[str]:
+    half = findings[0].half
+    sections = [
+        "# Does log-likelihood hide what generation and recall lose?",
+        _verdict(protocol, rows),
+        f"Needles of the {half} half. Of each teacher's lead over chance, students keep a share by every way "
+        "of measuring; a contrast is the share by the second way minus that by the first, in points: above 0 "
+        "the first loses more. Intervals (95 %) and p-values are over runs and documents; p is Holm's, over "
+        "the contrasts of both teachers within a family. *Detectable* is the smallest contrast that so many "
+        "runs find with the power of the protocol, at the spread that was found.",
+        _conditions(protocol),
+    ]
+    for each in findings:
+        own = [row for row in rows if row.teacher == each.name]
+        sections += [
+            f"## {each.teacher.title}",
+            f"{len(each.runs)} of {len(each.runs) + len(each.missing)} runs.{_missing(each)}",
+            "### Contrasts",
+            _contrasts(own, lambda row: row.effect),
+            "Only the cells in which the family keeps between 5 and 95 % by one of the two ways:",
+            _contrasts(own, lambda row: row.between),
+            "### What students keep",
+            *_kept(each),
+            "### What the teacher can do",
+            _leads(each.leads),
+            *(
+                [
+                    "\n".join(
+                        f"- `{task}` is not counted: {escape(why)}." for task, why in each.unmeasured.items()
+                    )
+                ]
+                if each.unmeasured
+                else []
+            ),
+            *_choices(each),
+        ]
+    sections += ["## Amendments", "\n".join(f"- {text}" for text in protocol.amendments)]
+    return sections
+
+
+def _verdict(protocol: Protocol, rows: Sequence[Row]) -> str:
+    key = claim(protocol, rows)
+    if not key:
+        waiting = [
+            teacher.title
+            for name, teacher in protocol.teachers.items()
+            if name not in {r.teacher for r in rows}
+        ]
+        return f"Not decided: {' and '.join(waiting)} has not been analysed yet."
+    words = {
+        "protocol_gap": "**Yes, by the protocol's rule**",
+        "length_or_distractors": "**No: length or distractors, by the protocol's rule**",
+        "otherwise": "**Nothing is claimed, by the protocol's rule**",
+    }
+    return f"{words[key]}: {protocol.claims[key]}"
+
+
+def _conditions(protocol: Protocol) -> str:
+    lines = [
+        [f"`{name}`", f"{' − '.join(reversed(each.ways))}", f"{each.question}?"]
+        for name, each in protocol.contrasts.items()
+    ]
+    ways = "\n".join(f"- *{name}*: {way.means}." for name, way in protocol.ways.items())
+    return f"{table(['contrast', 'share by', 'question'], lines)}\n\n{ways}"
+
+
+def _missing(findings: Findings) -> str:
+    if not findings.missing:
+        return ""
+    return " Missing: " + ", ".join(f"`{run.student}`, seed {run.seed}" for run in findings.missing) + "."
+
+
+def _contrasts(rows: Sequence[Row], of: Callable[[Row], Effect | None]) -> str:
+    lines = []
+    for row in rows:
+        found = of(row)
+        whole = found is not None and found is row.effect
+        detectable = f"{row.detectable:.1f}" if whole and row.detectable is not None else NONE
+        p = f"{row.p_adjusted:.2g}" if whole and row.p_adjusted is not None else NONE
+        family = row.family if row.family in PRIMARY else f"{row.family} (describes)"
+        lines.append(
+            [
+                f"`{row.contrast}`",
+                family,
+                _interval(found) if found else (row.why or "no such cell"),
+                p,
+                detectable,
+                f"{found.run_sd:.1f}" if found else NONE,
+                str(len(found.cells)) if found else "0",
+                str(found.runs) if found else NONE,
+            ]
+        )
+    return table(
+        ["contrast", "family", "points (95 %)", "p", "detectable", "SD of runs", "cells", "runs"], lines
+    )
+
+
+def _interval(found: Effect) -> str:
+    return f"{_signed(found.estimate)} ({_signed(found.low)} to {_signed(found.high)})"
+
+
+def _signed(value: float) -> str:
+    return f"{round(value, 1) + 0.0:+.1f}".replace("-", "−").replace("+0.0", "0.0")
+
+
+def _kept(findings: Findings) -> list[str]:
+    """Mean share by way, family and cell, admitted or not."""
+    students = findings.teacher.students | {control(name): "untrained" for name in findings.teacher.untrained}
+    parts = []
+    for of in dict.fromkeys(share.of for share in findings.shares):
+        own = [share for share in findings.shares if share.of == of]
+        ways = list(dict.fromkeys(share.way for share in own))
+        lines = []
+        for cell in dict.fromkeys(share.cell for share in own):
+            for family in dict.fromkeys(students.values()):
+                kept: Mapping[str, list[float]] = {
+                    way: [
+                        share.share
+                        for share in own
+                        if (share.cell, share.way) == (cell, way) and students[share.run.student] == family
+                    ]
+                    for way in ways
+                }
+                if kept[ways[0]]:
+                    counted = next(share.admitted for share in own if share.cell == cell)
+                    name = cell if counted else f"*{cell}* (not counted)"
+                    lines.append([name, family, *(f"{np.mean(kept[way]):.1f}" for way in ways)])
+        title = {"needles": "Needles", "short_tasks": "Short tasks", "completion_tasks": "Completion tasks"}[
+            of
+        ]
+        parts.append(f"{title}, percent of the teacher's lead:\n\n{table(['cell', 'family', *ways], lines)}")
+    return parts
+
+
+def _leads(leads: Sequence[Lead]) -> str:
+    lines = [
+        [
+            lead.cell,
+            lead.way,
+            f"{lead.documents:,}",
+            f"{100 * lead.chance:.1f}",
+            f"{lead.lead:.1f}",
+            f"{lead.low:.1f}",
+            "counted" if not lead.why else escape(lead.why),
+        ]
+        for lead in leads
+    ]
+    return table(["cell", "way", "documents", "chance", "lead, points", "lower end", "decision"], lines)
+
+
+def _choices(findings: Findings) -> list[str]:
+    if not findings.choices:
+        return []
+    lines = [
+        [
+            choice.measure,
+            f"`{choice.run.student}`, seed {choice.run.seed}",
+            f"{choice.regret:.1f} ({choice.low:.1f} to {choice.high:.1f})",
+        ]
+        for choice in findings.choices
+    ]
+    return [
+        "### Which student each measure chooses",
+        "Regret: needles of the held-out half that the best student finds by generation, minus those of the "
+        "chosen one, in points.",
+        table(["chosen by", "student", "regret (95 %)"], lines),
+    ]
+
+
+def _contrast_cells(row: Row) -> dict[str, object]:
+    cells: dict[str, object] = {
+        "teacher": row.teacher,
+        "family": row.family,
+        "contrast": row.contrast,
+        "p_adjusted": row.p_adjusted,
+        "detectable": row.detectable,
+        "why": row.why,
+    }
+    for name, found in (("", row.effect), ("between_", row.between)):
+        for key in ("estimate", "low", "high", "p", "run_sd", "document_error", "df", "runs"):
+            cells[name + key] = None if found is None else getattr(found, key)
+        cells[name + "cells"] = "" if found is None else "; ".join(found.cells)
+    return cells
+
+
+def _without(values: Mapping[str, object], name: str) -> dict[str, object]:
+    return {key: value for key, value in values.items() if key != name}
+
+
+def _write_csv(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
+    if not rows:
+        return
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_text(path, text.getvalue())

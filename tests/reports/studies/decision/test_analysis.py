@@ -1,0 +1,265 @@
+"""Findings of the deciding study on a synthetic run whose shares are known, and the page."""
+
+import csv
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from evalsuite.foundation import DataError
+from evalsuite.reports.studies.decision.__main__ import main
+from evalsuite.reports.studies.decision.analysis import Findings, analyse, claim, corrected
+from evalsuite.reports.studies.decision.analysis import Row as Contrast
+from evalsuite.reports.studies.decision.effects import Effect, Run
+from evalsuite.reports.studies.decision.page import write_page
+from evalsuite.reports.studies.decision.protocol import Protocol, load_protocol
+from tests.reports.score_edits import Row, all_rows, edit_rows
+from tests.reports.studies.decision.ids import with_common_ids
+
+TEACHER = 0.9
+GENERATED, INSIDE = 0.45, 0.77
+STUDENTS = {"kda": "pure", "gated_deltanet": "pure", "sliding_window": "window"}
+
+
+def small_protocol() -> Protocol:
+    """The committed protocol, with one context, two seeds, few tasks, and the metric of synthetic runs."""
+    values = load_protocol().model_dump()
+    for way in values["ways"].values():
+        way["metric"] = "acc"
+    values["seeds"] = [0, 1]
+    values["needles"]["contexts"] = [512]
+    for teacher in values["teachers"].values():
+        teacher["students"] = STUDENTS
+    values["short_tasks"]["tasks"] = {"piqa": {"metric": "acc", "chance": 0.25}}
+    values["completion_tasks"] = {
+        name: {"loglikelihood": "acc", "generation": "acc"} for name in ("boolq_fewshot", "sciq_fewshot")
+    }
+    return Protocol.model_validate(values)
+
+
+@pytest.fixture(scope="module")
+def study(synthetic: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+    """A scored run of one teacher, without one of its students' runs."""
+    protocol = small_protocol()
+    needles = sorted(
+        {
+            way.benchmark.format(task=task, half=half)
+            for task in protocol.needles.tasks
+            for way in protocol.ways.values()
+            for half in protocol.needles.halves.values()
+        }
+    )
+
+    def truth(benchmark: str, name: str, context: int | None) -> float:
+        if benchmark.startswith("needle"):
+            return GENERATED if name == "generation" else INSIDE
+        return 0.5 if benchmark == "piqa_padded" else 0.8
+
+    labels = [f"{student}-seed{seed}" for student in STUDENTS for seed in (0, 1)]
+    labels.remove("sliding_window-seed1")
+    run = synthetic.make_run(
+        tmp_path_factory.mktemp("decision") / "run",
+        [
+            *(
+                synthetic.SyntheticBenchmark(name, name, "recall", 60, 0.25, contexts=(512,))
+                for name in needles
+            ),
+            synthetic.SyntheticBenchmark("piqa", "PIQA", "knowledge", 60),
+            synthetic.SyntheticBenchmark("piqa_padded", "PIQA, padded", "knowledge", 60),
+            synthetic.SyntheticBenchmark("boolq_fewshot", "BoolQ", "knowledge", 500),
+            synthetic.SyntheticBenchmark("sciq_fewshot", "SciQ", "knowledge", 60),
+        ],
+        [
+            synthetic.SyntheticCheckpoint("t", lambda b, p, c: TEACHER, "teacher"),
+            *(synthetic.SyntheticCheckpoint(label, truth) for label in (*labels, "untrained-windows")),
+        ],
+    )
+    for name in (*needles, "piqa", "piqa_padded"):
+        for each in ("loglikelihood", "generation"):
+            edit_rows(run, name, each, with_common_ids())
+    return SimpleNamespace(run=run, protocol=protocol, labels=labels)
+
+
+@pytest.fixture(scope="module")
+def found(study: SimpleNamespace) -> Findings:
+    return analyse(study.run, study.protocol, "smollm2")
+
+
+def row_of(found: Findings, family: str, contrast: str) -> Contrast:
+    [row] = [each for each in found.rows if (each.family, each.contrast) == (family, contrast)]
+    return row
+
+
+def test_a_contrast_is_that_of_the_stored_scores(study: SimpleNamespace, found: Findings) -> None:
+    """By other code: means of score rows, share by share."""
+    shares: dict[str, list[float]] = {}
+    for way, name in (("generated", "generation"), ("inside", "loglikelihood")):
+        for task in study.protocol.needles.tasks:
+            rows = all_rows(study.run, f"{task}_inside", name)
+            mean = {
+                label: np.mean([row["values"]["acc"] for row in rows if row["checkpoint"] == label])
+                for label in ("t", *study.labels)
+            }
+            chance = study.protocol.ways[way].chance
+            for label in study.labels:
+                if not label.startswith("sliding"):
+                    shares.setdefault(way, []).append(100 * (mean[label] - chance) / (mean["t"] - chance))
+    row = row_of(found, "pure", "protocol")
+    assert row.effect is not None
+    assert row.effect.estimate == pytest.approx(np.mean(shares["inside"]) - np.mean(shares["generated"]))
+    assert row.effect.low > 0
+    assert (row.effect.df, row.effect.runs, len(row.effect.cells)) == (2, 4, 2)
+    assert row.between is not None
+    assert row.detectable is not None
+    assert row.detectable > 0
+
+
+def test_what_is_missing_or_not_counted_is_named(found: Findings) -> None:
+    assert found.missing == (Run("sliding_window", 1),)
+    window = row_of(found, "window", "protocol")
+    assert window.effect is None
+    assert window.why == "a spread between runs needs a student with two runs"
+    assert found.unmeasured == {"sciq_fewshot": "60 documents have both protocols (at least 500 needed)"}
+    assert {lead.cell for lead in found.leads if lead.of == "completion_tasks"} == {"boolq_fewshot"}
+    assert {share.cell for share in found.shares if share.of == "short_tasks"} == {"piqa"}
+    assert not any(lead.why for lead in found.leads)
+    control = [share for share in found.shares if share.run.student == "untrained-windows"]
+    assert {share.of for share in control} == {"needles", "short_tasks", "completion_tasks"}
+    assert not any("untrained" in run.student for run in found.runs)
+
+
+def test_cells_that_the_teacher_cannot_do_do_not_count(study: SimpleNamespace, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(study.run, tmp_path / "run"))
+
+    def at_chance(number: int, row: Row) -> Row:
+        right = float(number % 4 == 0)
+        return row | {"values": {"acc": right}} if row["checkpoint"] == "t" else row
+
+    for name in ("needle_multikey_inside", "piqa_padded"):
+        edit_rows(run, name, "loglikelihood", at_chance)
+    weak = analyse(run, study.protocol, "smollm2")
+    why = {lead.cell: lead.why for lead in weak.leads}
+    assert "inside: the lead's lower end is" in why["needle_multikey 512"]
+    assert "generated" not in why["needle_multikey 512"]
+    assert not why["needle_single 512"]
+    assert why["piqa"].startswith("padded: the lead is")
+    assert row_of(weak, "pure", "length").why == "no cell is admitted"
+    protocol = row_of(weak, "pure", "protocol")
+    assert protocol.effect is not None
+    assert protocol.effect.cells == ("needle_single 512",)
+
+
+def test_p_values_count_the_tests_of_a_teacher_that_is_not_analysed(
+    study: SimpleNamespace, found: Findings
+) -> None:
+    made = [row for row in corrected(study.protocol, [found]) if row.family == "pure" and row.effect]
+    smallest = min(made, key=lambda row: row.effect.p)
+    tests = len(study.protocol.contrasts) * len(study.protocol.teachers)
+    assert smallest.p_adjusted == pytest.approx(min(1.0, tests * smallest.effect.p))
+
+
+def test_the_claim_follows_the_protocol(study: SimpleNamespace) -> None:
+    def rows(bounds: dict[str, tuple[float, float]], p: float = 0.001) -> list[Contrast]:
+        return [
+            Contrast(
+                teacher,
+                "pure",
+                contrast,
+                Effect(sum(ends) / 2, *ends, p, 1.0, 1.0, 4, 6, ("a",)),
+                None,
+                None,
+                p_adjusted=p,
+            )
+            for teacher in study.protocol.teachers
+            for contrast, ends in bounds.items()
+        ]
+
+    none = dict.fromkeys(study.protocol.contrasts, (-5.0, 5.0))
+    assert claim(study.protocol, rows(none)) == "otherwise"
+    assert claim(study.protocol, rows(none | {"answers": (2.0, 9.0)})) == "protocol_gap"
+    assert claim(study.protocol, rows(none | {"answers": (2.0, 9.0)}, p=0.06)) == "otherwise"
+    assert claim(study.protocol, rows(none | {"length": (2.0, 30.0)})) == "length_or_distractors"
+    wide = none | {"length": (2.0, 30.0), "protocol": (-5.0, 10.5)}
+    assert claim(study.protocol, rows(wide)) == "otherwise"
+    one = [row for row in rows(none | {"answers": (2.0, 9.0)}) if row.teacher == "smollm2"]
+    assert claim(study.protocol, one) == ""
+    # On one of the teachers only: nothing.
+    half = [
+        replace(row, effect=None) if row.teacher == "gemma" else row
+        for row in rows(none | {"answers": (2, 9)})
+    ]
+    assert claim(study.protocol, half) == "otherwise"
+
+
+def test_the_held_out_half_tells_what_a_choice_costs(study: SimpleNamespace, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(study.run, tmp_path / "run"))
+    with pytest.raises(DataError, match="no 'validation_kl', by which the protocol chooses"):
+        analyse(run, study.protocol, "smollm2", "heldout")
+    (run / "training").mkdir()
+    for number, label in enumerate(study.labels):
+        rows = [{"validation_kl": 9.0}, {"loss": 1.0}, {"validation_kl": 0.5 - 0.1 * number}]
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        (run / "training" / f"{label}.jsonl").write_text(text)
+    opened = analyse(run, study.protocol, "smollm2", "heldout")
+    chosen = {choice.measure: choice for choice in opened.choices}
+    assert chosen["KL on held-out text"].run == Run("sliding_window", 0)
+    assert set(chosen) == {
+        "short tasks, plain",
+        "short tasks, padded",
+        "KL on held-out text",
+        *(f"needles, {way}" for way in study.protocol.ways),
+    }
+    page = write_page(study.protocol, [opened], tmp_path / "page").read_text()
+    assert "Which student each measure chooses" in page
+    assert len(read_csv(tmp_path / "page" / "choices.csv")) == len(chosen)
+
+
+def test_the_page_shows_what_its_files_hold(study: SimpleNamespace, found: Findings, tmp_path: Path) -> None:
+    page = write_page(study.protocol, [found], tmp_path).read_text()
+    assert "Not decided: Gemma 3 270M (Q4_K_M dequantized) has not been analysed yet." in page
+    assert "5 of 6 runs. Missing: `sliding_window`, seed 1." in page
+    [row] = [
+        row
+        for row in read_csv(tmp_path / "contrasts.csv")
+        if (row["family"], row["contrast"]) == ("pure", "protocol")
+    ]
+    estimate, low, high = (float(row[name]) for name in ("estimate", "low", "high"))
+    assert f"+{estimate:.1f} (+{low:.1f} to +{high:.1f})" in page
+    shares = read_csv(tmp_path / "shares.csv")
+    kept = [
+        float(each["share"])
+        for each in shares
+        if (each["cell"], each["way"]) == ("needle_single 512", "generated")
+        and each["student"] in ("kda", "gated_deltanet")
+    ]
+    assert len(kept) == 4
+    assert "| needle_single 512 | pure | " in page
+    assert f" {np.mean(kept):.1f} |" in page
+    assert len(read_csv(tmp_path / "leads.csv")) == len(found.leads)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--run", "smolm2=x"], "unknown teacher 'smolm2'; did you mean 'smollm2'?"),
+        (["--run", "smollm2"], "--run smollm2: expected TEACHER=RUN"),
+        (["--run", "smollm2=x", "--run", "smollm2=y"], "--run smollm2=y: expected TEACHER=RUN"),
+        (["--run", "smollm2=nowhere"], "nowhere"),
+    ],
+)
+def test_bad_input(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*arguments, "--out", str(tmp_path / "out")]) == 64
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    """The rows of a CSV file."""
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
