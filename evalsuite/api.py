@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from evalsuite.evaluation.estimate import Estimate
     from evalsuite.evaluation.run import Summary
     from evalsuite.reports.comparison import Comparison
+    from evalsuite.reports.gate.plan import Plan
+    from evalsuite.reports.gate.policy import Policy
     from evalsuite.reports.gate.verdict import Verdict
     from evalsuite.reports.records.run_selection import RunSelection
     from evalsuite.reports.report import Report
@@ -47,6 +49,7 @@ __all__ = [
     "gate",
     "import_logs",
     "load_run",
+    "plan_gate",
     "read_run_config",
 ]
 
@@ -218,6 +221,46 @@ def gate(config: GateConfig) -> "Verdict":
     out = None if config.out is None else Path(config.out)
     runs = [Path(run) for run in config.runs]
     return run_gate(runs, config.load_policy(), out=out, selection=config.selection)
+
+
+def plan_gate(
+    policy: "Path | str | Policy",
+    *,
+    documents: Sequence[int] = (),
+    runs: Sequence[Path | str] = (),
+    checkpoints: Sequence[str] = (),
+    benchmarks: Sequence[str] = (),
+    over: Literal["documents", "runs"] | None = None,
+    run_spread: float | None = None,
+    **assumptions: float,
+) -> "Plan":
+    """Compute how often a policy would notice a loss, and how often it would fail without one.
+
+        print(plan_gate("gate.yaml", documents=[1319], loss=5).text)
+
+    Args:
+        policy: a file or a `Policy`.
+        documents: number of documents of each benchmark that a rule averages.
+        runs: run folders whose manifests state the documents instead; scores are not read.
+        checkpoints: what the policy is applied to; empty: as the policy states, else the students of the
+            runs, else one.
+        benchmarks, over, run_spread: as in `GateConfig`.
+        assumptions: `loss` in points (5), `churn` (0.15), `score` (0.7) and `power` (0.8) as fractions.
+
+    Raises:
+        ConfigError: an invalid policy or number; neither or both of documents and runs.
+    """
+    from evalsuite.reports import load_policy
+    from evalsuite.reports.gate.plan import Assumptions, plan_policy
+
+    rules = load_policy(Path(policy)) if isinstance(policy, str | Path) else policy
+    return plan_policy(
+        rules.with_options(benchmarks=tuple(benchmarks), over=over, run_spread=run_spread),
+        documents=documents,
+        runs=[Path(run) for run in runs],
+        students=len(checkpoints) or None,
+        assumptions=Assumptions(**assumptions),
+    )
 
 
 def import_logs(

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from evalsuite.reports.analysis.bootstrap_sample import BootstrapSample, Resampl
 from evalsuite.reports.analysis.cells import Cell
 from evalsuite.reports.analysis.replicates import Recipes
 from evalsuite.reports.analysis.result_tensor import ResultTensor
+from evalsuite.reports.run import Benchmark
 from evalsuite.reports.statistics.bootstrap import Stratum
 
 ALL = "all"
@@ -99,7 +101,19 @@ def scopes_of(cells: Sequence[Cell], informative: Sequence[str] | None = None) -
     return {name: members for name, members in found.items() if members}
 
 
-def weights_of(cells: Sequence[Cell]) -> list[float]:
+class BenchmarkPart(Protocol):
+    """A cell, or a planned one: what an average weighs and a rule selects."""
+
+    @property
+    def benchmark(self) -> Benchmark:
+        """The benchmark."""
+
+    @property
+    def context(self) -> int | None:
+        """Stated length in tokens; None without contexts."""
+
+
+def weights_of(cells: Sequence[BenchmarkPart]) -> list[float]:
     """Weights that sum to 1: equal per benchmark or group, split down to benchmark and context.
 
     A group splits its weight as its benchmarks state (`group_weight`), otherwise evenly.

@@ -76,6 +76,20 @@ class PolicyRule(Rule):
         assert value is not None  # guaranteed by the validator
         return value
 
+    def title(self, protocol: str | None) -> str:
+        """Its name under a protocol, such as ``drop of gsm8k under generation``."""
+        if self.name:
+            return self.name if protocol is None or self.protocol else f"{self.name}, {protocol}"
+        what = self.benchmark or self.category or "average"
+        if self.is_informative:
+            what = "informative benchmarks"
+        parts = [self.metric.replace("_", " ") + ("" if self.kind.needs_context else f" of {what}")]
+        if self.context:
+            parts.append(f"at {self.context:,} tokens")
+        if protocol:
+            parts.append(f"under {protocol}")
+        return " ".join(parts)
+
 
 class Policy(Strict):
     """The rules of a gate."""

@@ -157,20 +157,6 @@ def _protocols(tensor: ResultTensor, rule: PolicyRule) -> list[str | None]:
     return list(dict.fromkeys(planned)) or ["loglikelihood"]
 
 
-def _name(rule: PolicyRule, protocol: str | None) -> str:
-    if rule.name:
-        return rule.name if protocol is None or rule.protocol else f"{rule.name}, {protocol}"
-    what = rule.benchmark or rule.category or "average"
-    if rule.is_informative:
-        what = "informative benchmarks"
-    parts = [rule.metric.replace("_", " ") + ("" if rule.kind.needs_context else f" of {what}")]
-    if rule.context:
-        parts.append(f"at {rule.context:,} tokens")
-    if protocol:
-        parts.append(f"under {protocol}")
-    return " ".join(parts)
-
-
 def _result(
     tensor: ResultTensor,
     task: tuple[PolicyRule, str | None, int],
@@ -182,7 +168,7 @@ def _result(
     if isinstance(found, NotMeasured) or decision is None:
         return _unmeasured(rule, protocol, label, found.why if isinstance(found, NotMeasured) else "")
     return RuleResult(
-        name=_name(rule, protocol),
+        name=rule.title(protocol),
         checkpoint=label,
         metric=rule.metric,
         protocol=protocol,
@@ -205,7 +191,7 @@ def _result(
 
 def _unmeasured(rule: PolicyRule, protocol: str | None, checkpoint: str, why: str) -> RuleResult:
     return RuleResult(
-        name=_name(rule, protocol),
+        name=rule.title(protocol),
         checkpoint=checkpoint,
         metric=rule.metric,
         protocol=protocol,

@@ -20,6 +20,18 @@ WORDS = {
 }
 
 
+def amount(value: float, unit: Unit, of_fractions: str = "%") -> str:
+    """A value with its unit: ``95.0 %``, ``5.0 points``; fractions are percentages, or points."""
+    if unit == "fraction":
+        return f"{formatting.plain(100 * value)} {of_fractions}"
+    return f"{formatting.plain(value, DIGITS.get(unit, 1))} {COSTS.get(unit, unit)}"
+
+
+def requirement(threshold: float, at_least: bool, unit: Unit) -> str:
+    """What a rule demands: ``at least 95.0 %``, ``at most 5.0 points``."""
+    return f"{'at least' if at_least else 'at most'} {amount(threshold, unit)}"
+
+
 ONLY_LOGLIKELIHOOD = (
     "Generation is not part of this verdict: a student may keep its teacher's choices by log-likelihood and "
     "lose most of what the teacher generates."
@@ -57,7 +69,7 @@ class RuleResult:
     @property
     def requirement(self) -> str:
         """Such as ``at least 95.0 %`` or ``at most 5.0 points``."""
-        return f"{'at least' if self.at_least else 'at most'} {self._amount(self.threshold)}"
+        return requirement(self.threshold, self.at_least, self.unit)
 
     @property
     def measured(self) -> str:
@@ -66,7 +78,7 @@ class RuleResult:
             return formatting.NOTHING
         scale, digits = (100, 1) if self.unit == "fraction" else (1, DIGITS.get(self.unit, 1))
         ends = formatting.ends(scale * self.low, scale * self.high, lambda end: formatting.plain(end, digits))
-        return f"{self._amount(self.point)} ({ends})"
+        return f"{amount(self.point, self.unit)} ({ends})"
 
     @property
     def sentence(self) -> str:
@@ -85,9 +97,9 @@ class RuleResult:
         if self.outcome == INCONCLUSIVE and self.unit in COSTS:
             return "not decided: the threshold lies within the range of the repeats; measure more --repeats"
         if self.outcome == REGRESSION and self.unit in COSTS:
-            return f"misses it by {self._amount(abs(self.point - self.threshold))}"
+            return f"misses it by {amount(abs(self.point - self.threshold), self.unit)}"
         if self.outcome == REGRESSION:
-            miss = f"misses it by {self._amount(abs(self.point - self.threshold), 'points')}"
+            miss = f"misses it by {amount(abs(self.point - self.threshold), self.unit, 'points')}"
             proof = f"proven (p {_p(self.p_worse)} after Holm's correction)"
             return f"{miss if self.kept is None else self._share_of_the_lead}, {proof}"
         if self.outcome == INCONCLUSIVE:
@@ -121,17 +133,6 @@ class RuleResult:
         if self.low is None or self.high is None:
             return False
         return self.high < self.threshold if self.at_least else self.low > self.threshold
-
-    def _amount(self, value: float, unit: str = "%") -> str:
-        if self.unit == "fraction":
-            return f"{formatting.plain(100 * value)} {unit}"
-        if self.unit in COSTS:
-            return f"{formatting.plain(value, DIGITS.get(self.unit, 1))} {COSTS[self.unit]}"
-        return (
-            f"{formatting.plain(value, 3)} nats"
-            if self.unit == "nats"
-            else f"{formatting.plain(value)} points"
-        )
 
 
 @dataclass(frozen=True, slots=True)

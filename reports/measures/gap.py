@@ -26,6 +26,7 @@ from evalsuite.reports.rules.measurement import Measurement, NotMeasured
 from evalsuite.reports.rules.metric import RuleMetric
 from evalsuite.reports.rules.rule import Rule
 from evalsuite.reports.section import section
+from evalsuite.reports.statistics.power import gap_margin
 from evalsuite.reports.table import CSV, Column, Table, Value, label_column, teacher_column, weights_column
 
 
@@ -404,6 +405,7 @@ _METRIC = RuleMetric(
     hint="gap between the protocols, in points, e.g. 5",
     has_option=True,
     protocols="both",
+    planned=gap_margin,
 )
 COLUMN: Column[Entry] = Column(
     "gap",

@@ -15,6 +15,12 @@ from evalsuite.reports.rules.measurement import ONE_RUN, Measurement, NotMeasure
 from evalsuite.reports.rules.metric import Measured, RuleMetric
 from evalsuite.reports.rules.rule import Rule
 from evalsuite.reports.statistics.contrasts import Contrast, is_positive
+from evalsuite.reports.statistics.power import (
+    drop_margin,
+    normalized_ratio_margin,
+    ratio_margin,
+    score_margin,
+)
 
 PROOF = 1 - 2e-4
 """Level of the interval of a teacher's lead over chance that must lie above zero: one in 10,000 a side.
@@ -170,6 +176,7 @@ METRICS = {
         hint="recovery, as a fraction of the teacher, e.g. 0.9",
         has_option=True,
         over_runs=True,
+        planned=ratio_margin,
         **_INFORMATIVE,
     ),
     "capped_recovery": RuleMetric(
@@ -185,6 +192,7 @@ METRICS = {
         unit="fraction",
         hint="recovery after subtracting the chance level, as a fraction of the teacher",
         over_runs=True,
+        planned=normalized_ratio_margin,
         **_INFORMATIVE,
     ),
     "score": RuleMetric(
@@ -193,6 +201,7 @@ METRICS = {
         unit="fraction",
         hint="the checkpoint's own macro average",
         has_scope=True,
+        planned=score_margin,
     ),
     "drop": RuleMetric(
         measure=drop,
@@ -200,6 +209,7 @@ METRICS = {
         unit="points",
         hint="teacher − student, in points",
         over_runs=True,
+        planned=drop_margin,
         **_INFORMATIVE,
     ),
 }

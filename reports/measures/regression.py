@@ -15,6 +15,7 @@ from evalsuite.reports.rules.measurement import Measurement, NotMeasured
 from evalsuite.reports.rules.metric import RuleMetric
 from evalsuite.reports.rules.rule import Rule
 from evalsuite.reports.statistics.bootstrap import Stratum
+from evalsuite.reports.statistics.power import drop_margin
 
 
 def regression(
@@ -113,6 +114,7 @@ MEASURES.add(
                 unit="points",
                 hint="points lost relative to the same checkpoint in `baseline`",
                 needs_baseline=True,
+                planned=drop_margin,
             )
         }
     ),

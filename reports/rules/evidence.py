@@ -12,7 +12,7 @@ from evalsuite.reports.analysis.bootstrap_sample import BootstrapSample
 from evalsuite.reports.analysis.cells import Cell
 from evalsuite.reports.analysis.informative import informative_rows
 from evalsuite.reports.analysis.result_tensor import ResultTensor, load_result_tensor
-from evalsuite.reports.analysis.scopes import Pool
+from evalsuite.reports.analysis.scopes import BenchmarkPart, Pool
 from evalsuite.reports.records.merging import CellKey
 from evalsuite.reports.rules.measurement import NotMeasured
 from evalsuite.reports.rules.rule import Over, Rule
@@ -95,7 +95,7 @@ class Evidence:
         return self._baselines[path]
 
 
-def matches(rule: Rule, cell: Cell, left_out: Collection[str] = ()) -> bool:
+def matches(rule: Rule, cell: BenchmarkPart, left_out: Collection[str] = ()) -> bool:
     """Whether a rule selects a cell; see `Evidence.left_out`."""
     if cell.benchmark.name in left_out:
         return False

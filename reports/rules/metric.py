@@ -7,6 +7,7 @@ from typing import Literal
 from evalsuite.reports.rules.evidence import Evidence
 from evalsuite.reports.rules.measurement import Measurement, NotMeasured
 from evalsuite.reports.rules.rule import Rule
+from evalsuite.reports.statistics.power import PlannedMargin
 
 Unit = Literal["fraction", "points", "nats", "ratio", "ms", "GB"]
 RANGES: dict[Unit, tuple[float, float, str]] = {
@@ -50,6 +51,10 @@ class RuleMetric:
     """Whether a rule names a stored run to compare with."""
     needs_context: bool = False
     """Whether a rule states a context without a benchmark: `decode_ratio@32k`."""
+
+    planned: PlannedMargin | None = None
+    """Its margin for a stated truth, from which `evalsuite gate --plan` computes power; None: what it varies
+    by is not known before a run."""
 
     def check(self, threshold: float) -> str | None:
         """What a threshold is, if this one is not admissible; None if it is. NaN is not."""

@@ -1,12 +1,17 @@
 """`evalsuite gate`: a pass/fail verdict for CI."""
 
 import argparse
+import json
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import Any
 
 from evalsuite.cli.imports import add_import_options, read_inputs
 from evalsuite.cli.options import add_selection_options, given_options
 from evalsuite.cli.parser import command
+
+PLAN = ("plan", "documents", "loss", "churn", "score", "power")
+"""Options of a plan."""
 
 
 def add(commands: argparse._SubParsersAction) -> None:
@@ -18,7 +23,8 @@ def add(commands: argparse._SubParsersAction) -> None:
         example=(
             "  evalsuite gate runs/first --min-recovery 0.9 --max-gap 5\n"
             "  evalsuite gate runs/first --policy gate.yaml\n"
-            "  evalsuite gate lm-eval-logs --teacher big-model --min-recovery 0.95 --out verdict"
+            "  evalsuite gate lm-eval-logs --teacher big-model --min-recovery 0.95 --out verdict\n"
+            "  evalsuite gate --plan gate.yaml --documents 1319"
         ),
     )
     parser.add_argument(
@@ -46,7 +52,36 @@ def add(commands: argparse._SubParsersAction) -> None:
         type=Path,
         help="folder for junit.xml, gate.md and gate.json (default: none is written; required for logs)",
     )
+    parser.add_argument("--json", action="store_true", help="print the verdict, or the plan, as JSON")
+    _add_plan(parser)
     parser.set_defaults(call=run)
+
+
+def _add_plan(parser: argparse.ArgumentParser) -> None:
+    """Add what plans a policy before a run."""
+    group = parser.add_argument_group("power of a policy, before a run")
+    group.add_argument(
+        "--plan",
+        type=Path,
+        metavar="POLICY",
+        help="print how often each rule of POLICY fails and passes with a loss and without, and how many "
+        "documents give the power; the numbers of documents are those of --documents or of run folders "
+        "(after --build-only), whose scores are not read",
+    )
+    group.add_argument(
+        "--documents",
+        type=int,
+        nargs="+",
+        metavar="N",
+        help="documents of each benchmark that a rule averages; a rule on one benchmark counts the least",
+    )
+    for option, help in (
+        ("--loss", "true loss in points of the score (default: 5)"),
+        ("--churn", "share of documents that exactly one of the two checkpoints has right (default: 0.15)"),
+        ("--score", "score of the teacher or the baseline, for recoveries, for example (default: 0.7)"),
+        ("--power", "probability to notice the loss that the number of documents is for (default: 0.8)"),
+    ):
+        group.add_argument(option, type=float, metavar="X", help=help)
 
 
 def _add_bounds(parser: argparse.ArgumentParser) -> None:
@@ -67,13 +102,41 @@ def run(arguments: argparse.Namespace) -> int:
     """Evaluate the policy, print every rule's outcome, and return the verdict as exit code."""
     from evalsuite.api import gate
     from evalsuite.config import GateConfig
+    from evalsuite.foundation import ConfigError
 
-    options = given_options(arguments, "runs", "imports")
+    options = given_options(arguments, "runs", "imports", "json", *PLAN)
     settings = {each.name for each in fields(GateConfig)}
     bounds = {name: options.pop(name) for name in list(options) if name not in settings}
+    if arguments.plan is not None:
+        return _plan(arguments, {**options, **bounds, "import": arguments.imports})
+    if given := [name for name in PLAN if getattr(arguments, name) is not None]:
+        raise ConfigError(f"--{given[0]} plans a policy: pass --plan POLICY, or leave it out")
     # Wrong options are named before logs are imported.
     config = GateConfig(runs=[*arguments.runs, *arguments.imports], bounds=bounds, **options)
     inputs = read_inputs(arguments.runs, arguments, arguments.out, of_runs=True)
     verdict = gate(replace(config, runs=inputs.runs))
-    print(verdict.text)
+    if arguments.json:
+        from evalsuite.reports.gate.outputs import verdict_json
+
+        print(json.dumps(verdict_json(verdict), indent=1))
+    else:
+        print(verdict.text)
     return int(verdict.exit_code)
+
+
+def _plan(arguments: argparse.Namespace, options: dict[str, Any]) -> int:
+    """Print the plan of a policy. Raises ConfigError for an option that a plan does not read."""
+    from evalsuite.api import plan_gate
+    from evalsuite.foundation import ConfigError
+
+    read = {"checkpoints": options.pop("checkpoints"), "benchmarks": options.pop("benchmarks")}
+    over = {name: options.pop(name) for name in ("over", "run_spread")}
+    if unread := [name for name, value in options.items() if value not in (None, [], False)]:
+        option = f"--{unread[0].replace('_', '-')}"
+        raise ConfigError(f"{option} has no effect on --plan, which reads no scores and writes nothing")
+    given = {
+        name: value for name in PLAN if name != "plan" and (value := getattr(arguments, name)) is not None
+    }
+    plan = plan_gate(arguments.plan, runs=arguments.runs, **read, **over, **given)
+    print(json.dumps(plan.to_json(), indent=1) if arguments.json else plan.text)
+    return 0

@@ -28,6 +28,7 @@ from evalsuite.reports.rules.evidence import NO_TEACHER, Evidence, lost_document
 from evalsuite.reports.rules.measurement import Measurement, NotMeasured
 from evalsuite.reports.rules.metric import Measured, RuleMetric
 from evalsuite.reports.rules.rule import Rule
+from evalsuite.reports.statistics.power import retained_margin
 from evalsuite.reports.table import CSV, Column, Table, Value, label_column, teacher_column, weights_column
 
 
@@ -354,6 +355,7 @@ _METRICS = {
         hint="share of the teacher's right answers that stay right, e.g. 0.85",
         has_option=True,
         has_scope=True,
+        planned=retained_margin,
     ),
 }
 
