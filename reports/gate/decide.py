@@ -32,6 +32,7 @@ def decide(
     thresholds: Sequence[float],
     at_least: Sequence[bool],
     confidence: float = 0.95,
+    gains: Sequence[float | None] = (),
 ) -> list[Decision]:
     """Decide all rules of a policy together.
 
@@ -39,24 +40,35 @@ def decide(
     that the checkpoint is as good as required: the probability of any false alarm stays below that level. It
     passes if the entire interval at `confidence` meets the requirement. Otherwise it is inconclusive.
 
+    A rule with a threshold on either side passes by two one-sided tests (TOST, Schuirmann 1987): the entire
+    interval lies between its thresholds. It fails if either is proven to be crossed, with Bonferroni's
+    correction over both.
+
     Args:
         measured: one measurement per rule and checkpoint.
         thresholds: threshold of each, in its unit.
         at_least: whether the quantity must be at least (else at most) the threshold.
         confidence: level of the two-sided interval of each rule.
+        gains: threshold of each on its other side; None for a rule without. Empty: none has one.
     """
     alpha = (1 - confidence) / 2
-    margins = [
-        each.margin(threshold).scaled(1 if floor else -1)
-        for each, threshold, floor in zip(measured, thresholds, at_least, strict=True)
+    sides = [
+        [
+            each.margin(threshold).scaled(1 if floor else -1),
+            *([] if gain is None else [each.required(gain).scaled(-1 if floor else 1)]),
+        ]
+        for each, threshold, floor, gain in zip(
+            measured, thresholds, at_least, gains or [None] * len(measured), strict=True
+        )
     ]
     # The tail beyond zero of a margin; for a positive margin it is above one half.
-    p_values = [margin.scaled(-1).below(0.0) for margin in margins]
+    p_values = [min(1.0, len(both) * min(side.scaled(-1).below(0.0) for side in both)) for both in sides]
     adjusted = holm(p_values)
     decisions = []
-    for each, margin, p in zip(measured, margins, adjusted, strict=True):
+    for each, both, p in zip(measured, sides, adjusted, strict=True):
+        margin = min(both, key=lambda side: side.quantile(alpha))
         low = margin.quantile(alpha)
-        failing = margin.quantile(1 - alpha / len(measured))
+        failing = margin.quantile(1 - alpha / len(measured) / len(both))
         needed = None
         if p <= alpha and margin.point < 0:
             outcome = REGRESSION

@@ -299,7 +299,7 @@ def _planned(
 ) -> PlannedRule:
     result = PlannedRule(
         name=rule.title(protocol),
-        requirement=requirement(rule.threshold, rule.kind.bound == "min", rule.kind.unit),
+        requirement=requirement(rule.threshold, rule.kind.bound == "min", rule.kind.unit, rule.gain),
         documents=sum(cell.documents for cell in cells),
         benchmarks=len({cell.benchmark.name for cell in cells}),
     )
@@ -309,15 +309,15 @@ def _planned(
         return replace(result, why=f"{rule.metric} is decided when it is measured; {why}")
     if not cells:
         return replace(result, why="the runs have no benchmark that it is about")
-    threshold = rule.threshold / 100 if rule.kind.unit == "points" else rule.threshold
+    unit = 100 if rule.kind.unit == "points" else 1
+
+    def stratum(cell: PlannedCell, weight: float, lost: bool) -> PlannedStratum:
+        truth = given.truth(lost=lost, chance=cell.chance)
+        gain = None if rule.gain is None else margin(truth, rule.gain / unit).reversed()
+        return PlannedStratum(cell.documents, weight, margin(truth, rule.threshold / unit), gain)
 
     def strata(lost: bool) -> list[PlannedStratum]:
-        return [
-            PlannedStratum(
-                cell.documents, weight, margin(given.truth(lost=lost, chance=cell.chance), threshold)
-            )
-            for cell, weight in zip(cells, weights_of(cells), strict=True)
-        ]
+        return [stratum(cell, weight, lost) for cell, weight in zip(cells, weights_of(cells), strict=True)]
 
     lost = strata(True)
     return replace(

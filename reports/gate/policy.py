@@ -25,9 +25,12 @@ class PolicyRule(Rule):
         kind = self.kind
         wanted, other = (kind.bound, "max" if kind.bound == "min" else "min")
         threshold = getattr(self, wanted)
-        if threshold is None or getattr(self, other) is not None:
-            raise ValueError(f"{self.metric} takes '{wanted}', and only that")
-        if why := kind.check(threshold):
+        if self.within is not None:
+            self._has_two_sides(kind)
+        elif threshold is None or getattr(self, other) is not None:
+            also = "" if kind.unchanged is None else " (or 'within', in both directions)"
+            raise ValueError(f"{self.metric} takes '{wanted}', and only that{also}")
+        elif why := kind.check(threshold):
             raise ValueError(f"'{wanted}' = {threshold:g} must be {why}")
         if self.benchmark is not None and self.category is not None:
             raise ValueError("give either 'benchmark' or 'category'")
@@ -55,6 +58,22 @@ class PolicyRule(Rule):
             raise ValueError(f"{self.metric} has no protocol, category or context: leave them out")
         return self
 
+    def _has_two_sides(self, kind: RuleMetric) -> None:
+        """Raise ValueError unless `within` is a margin of equivalence."""
+        assert self.within is not None
+        if kind.unchanged is None:
+            able = [name for name, each in rule_metrics().items() if each.unchanged is not None]
+            raise ValueError(f"'within' belongs to {', '.join(able)}")
+        if self.min is not None or self.max is not None:
+            raise ValueError("'within' bounds both directions: leave 'min' and 'max' out")
+        most = 1.0 if kind.unit == "fraction" else 100.0
+        if not 0 < self.within < most:
+            what = "as a fraction: 0.01 means 1 %" if kind.unit == "fraction" else "in points"
+            raise ValueError(
+                f"'within' = {self.within:g} must be above 0 and below {most:g}, {what}; no number of "
+                "documents proves that nothing at all changed: state the difference that does not matter"
+            )
+
     @property
     def kind(self) -> RuleMetric:
         """What the rule measures."""
@@ -71,10 +90,22 @@ class PolicyRule(Rule):
 
     @property
     def threshold(self) -> float:
-        """The `min` or the `max`."""
+        """The `min` or the `max`; of `within`, the end that a loss crosses."""
+        if self.within is not None:
+            return self._unchanged + (-self.within if self.kind.bound == "min" else self.within)
         value = self.min if self.kind.bound == "min" else self.max
         assert value is not None  # guaranteed by the validator
         return value
+
+    @property
+    def gain(self) -> float | None:
+        """Of `within`, the end that a gain crosses; None for a rule that allows every gain."""
+        return None if self.within is None else 2 * self._unchanged - self.threshold
+
+    @property
+    def _unchanged(self) -> float:
+        assert self.kind.unchanged is not None  # guaranteed by the validator
+        return self.kind.unchanged
 
     def title(self, protocol: str | None) -> str:
         """Its name under a protocol, such as ``drop of gsm8k under generation``."""

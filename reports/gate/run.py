@@ -86,6 +86,7 @@ def apply_policy(tensor: ResultTensor, policy: Policy) -> Verdict:
         [rule.threshold for rule, _ in tests.values()],
         [rule.kind.bound == "min" for rule, _ in tests.values()],
         policy.confidence,
+        [rule.gain for rule, _ in tests.values()],
     )
     decided = dict(zip(tests, decisions, strict=True))
     results = [
@@ -175,6 +176,7 @@ def _result(
         outcome=decision.outcome,
         threshold=rule.threshold,
         at_least=rule.kind.bound == "min",
+        gain=rule.gain,
         unit=rule.kind.unit,
         point=found.point,
         low=decision.low,
@@ -198,6 +200,7 @@ def _unmeasured(rule: PolicyRule, protocol: str | None, checkpoint: str, why: st
         outcome=UNMEASURED,
         threshold=rule.threshold,
         at_least=rule.kind.bound == "min",
+        gain=rule.gain,
         unit=rule.kind.unit,
         why=why,
     )

@@ -27,8 +27,11 @@ def amount(value: float, unit: Unit, of_fractions: str = "%") -> str:
     return f"{formatting.plain(value, DIGITS.get(unit, 1))} {COSTS.get(unit, unit)}"
 
 
-def requirement(threshold: float, at_least: bool, unit: Unit) -> str:
-    """What a rule demands: ``at least 95.0 %``, ``at most 5.0 points``."""
+def requirement(threshold: float, at_least: bool, unit: Unit, gain: float | None = None) -> str:
+    """What a rule demands: ``at least 95.0 %``, ``at most 5.0 points``, ``between 98.0 % and 102.0 %``."""
+    if gain is not None:
+        low, high = sorted((threshold, gain))
+        return f"between {amount(low, unit)} and {amount(high, unit)}"
     return f"{'at least' if at_least else 'at most'} {amount(threshold, unit)}"
 
 
@@ -49,6 +52,8 @@ class RuleResult:
     outcome: str
     threshold: float
     at_least: bool
+    gain: float | None = None
+    """Of a rule that allows no change in either direction, the threshold on the other side."""
     unit: Unit = "points"
     point: float | None = None
     low: float | None = None
@@ -69,7 +74,7 @@ class RuleResult:
     @property
     def requirement(self) -> str:
         """Such as ``at least 95.0 %`` or ``at most 5.0 points``."""
-        return requirement(self.threshold, self.at_least, self.unit)
+        return requirement(self.threshold, self.at_least, self.unit, self.gain)
 
     @property
     def measured(self) -> str:
@@ -99,7 +104,8 @@ class RuleResult:
         if self.outcome == REGRESSION and self.unit in COSTS:
             return f"misses it by {amount(abs(self.point - self.threshold), self.unit)}"
         if self.outcome == REGRESSION:
-            miss = f"misses it by {amount(abs(self.point - self.threshold), self.unit, 'points')}"
+            how = "gains more than allowed by" if self._gained else "misses it by"
+            miss = f"{how} {amount(abs(self.point - self._crossed), self.unit, 'points')}"
             proof = f"proven (p {_p(self.p_worse)} after Holm's correction)"
             return f"{miss if self.kept is None else self._share_of_the_lead}, {proof}"
         if self.outcome == INCONCLUSIVE:
@@ -132,7 +138,19 @@ class RuleResult:
         """Whether the interval misses the threshold, and only Holm's correction prevents a regression."""
         if self.low is None or self.high is None:
             return False
-        return self.high < self.threshold if self.at_least else self.low > self.threshold
+        return self.high < self._crossed if self.at_least != self._gained else self.low > self._crossed
+
+    @property
+    def _gained(self) -> bool:
+        """Whether the estimate lies nearer to the threshold on a gain than to that on a loss."""
+        if self.gain is None or self.point is None:
+            return False
+        return abs(self.point - self.gain) < abs(self.point - self.threshold)
+
+    @property
+    def _crossed(self) -> float:
+        """The threshold that the estimate is nearest to."""
+        return self.gain if self._gained and self.gain is not None else self.threshold
 
 
 @dataclass(frozen=True, slots=True)

@@ -405,6 +405,7 @@ _METRIC = RuleMetric(
     hint="gap between the protocols, in points, e.g. 5",
     has_option=True,
     protocols="both",
+    unchanged=0.0,
     planned=gap_margin,
 )
 COLUMN: Column[Entry] = Column(

@@ -114,6 +114,7 @@ MEASURES.add(
                 unit="points",
                 hint="points lost relative to the same checkpoint in `baseline`",
                 needs_baseline=True,
+                unchanged=0.0,
                 planned=drop_margin,
             )
         }

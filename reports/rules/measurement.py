@@ -42,20 +42,21 @@ class Measurement:
 
         If the demand on the share of the lead is the stricter one, the margin is that to it.
         """
-        required, kept = self._required(threshold), self._beyond_share(threshold)
+        required, kept = self.required(threshold), self._beyond_share(threshold)
         return required if kept is None or not self._is_stricter(kept, required) else kept
 
     def kept(self, threshold: float) -> float | None:
         """Share of the teacher's lead that is kept, if the demand on it is stricter than the threshold."""
         kept = self._beyond_share(threshold)
-        if kept is None or self.lead is None or not self._is_stricter(kept, self._required(threshold)):
+        if kept is None or self.lead is None or not self._is_stricter(kept, self.required(threshold)):
             return None
         drop = (
             self.contrast.point if self.denominator is None else self.denominator.point - self.contrast.point
         )
         return 1 - drop / self.lead.point
 
-    def _required(self, threshold: float) -> Contrast:
+    def required(self, threshold: float) -> Contrast:
+        """The margin without the demand on the share of the lead, as for a threshold that bounds a gain."""
         if self.denominator is None:
             return self.contrast.shifted(-threshold)
         return self.contrast.minus(self.denominator, threshold)

@@ -52,6 +52,8 @@ class RuleMetric:
     needs_context: bool = False
     """Whether a rule states a context without a benchmark: `decode_ratio@32k`."""
 
+    unchanged: float | None = None
+    """Its value where nothing changed, if a rule can bound the distance from it in both directions."""
     planned: PlannedMargin | None = None
     """Its margin for a stated truth, from which `evalsuite gate --plan` computes power; None: what it varies
     by is not known before a run."""

@@ -9,10 +9,11 @@ from evalsuite.foundation.strict import Strict
 from evalsuite.foundation.taxonomy import Category, Protocol
 
 _TEXT = re.compile(
-    r"(?P<metric>[a-z_]+)(?:@(?P<context>[0-9]+)(?P<thousands>k?))?\s*(?P<sign>>=|<=)\s*"
+    r"(?P<metric>[a-z_]+)(?:@(?P<context>[0-9]+)(?P<thousands>k?))?(?P<sign>\s*>=|\s*<=|\s+within\s)\s*"
     r"(?P<value>-?[0-9]+(?:\.[0-9]+)?)"
 )
 """A rule as text: metric, context if it needs one, sign and threshold."""
+_KEYS = {">=": "min", "<=": "max", "within": "within"}
 
 
 Over = Literal["documents", "runs"]
@@ -28,6 +29,9 @@ class Rule(Strict):
     """Lower bound, a fraction: 0.95 for 95 %."""
     max: float | None = None
     """Upper bound, in points (for `kl` in nats)."""
+    within: float | None = None
+    """Instead of a bound, for what must not change in either direction: the largest difference from an
+    unchanged checkpoint that does not matter, in points, or a fraction of a recovery."""
     name: str | None = None
     """Text that identifies the rule; default: made from the other keys."""
     protocol: Protocol | None = None
@@ -59,16 +63,18 @@ class Rule(Strict):
             return value
         found = _TEXT.fullmatch(value.strip())
         if found is None:
-            raise ValueError(f"'{value}' is no rule, such as 'recovery >= 0.9' or 'ttft_ms@8k <= 200'")
+            raise ValueError(
+                f"'{value}' is no rule, such as 'recovery >= 0.9', 'drop within 1' or 'ttft_ms@8k <= 200'"
+            )
         rule: dict[str, Any] = {
             "metric": found["metric"],
-            "min" if found["sign"] == ">=" else "max": float(found["value"]),
+            _KEYS[found["sign"].strip()]: float(found["value"]),
         }
         if found["context"]:
             rule["context"] = int(found["context"]) * (1024 if found["thousands"] else 1)
         return rule
 
-    @field_validator("min", "max", "context", mode="before")
+    @field_validator("min", "max", "within", "context", mode="before")
     @classmethod
     def _is_no_truth_value(cls, value: Any) -> Any:
         """`min: yes` is true in YAML, and true would be 1."""

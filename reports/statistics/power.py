@@ -83,6 +83,10 @@ class Margin:
         """The margin on each kind of document. [kinds]"""
         return self.slope * np.asarray(self.difference) + self.lead * np.asarray(self.level) + self.constant
 
+    def reversed(self) -> "Margin":
+        """The margin of the opposite demand: at least becomes at most."""
+        return replace(self, slope=-self.slope, lead=-self.lead, constant=-self.constant)
+
     @property
     def mean(self) -> float:
         """The true margin."""
@@ -147,6 +151,13 @@ class PlannedStratum:
     documents: int
     weight: float
     margin: Margin
+    gain: Margin | None = None
+    """The margin to the threshold on a gain, of a rule in both directions."""
+
+    @property
+    def margins(self) -> tuple[Margin, ...]:
+        """One for each threshold."""
+        return (self.margin,) if self.gain is None else (self.margin, self.gain)
 
     @property
     def counted(self) -> int:
@@ -187,22 +198,27 @@ def decision_rates(
         draws: number of draws of the counts.
     """
     rng = np.random.default_rng(0)
-    point, below, above = (np.zeros(draws) for _ in range(3))
-    for stratum in strata:
-        counts = rng.multinomial(stratum.counted, _probabilities(stratum.margin), size=draws)
-        mean, low, high = _ends(stratum.margin, counts, level)
-        point += stratum.weight * mean
-        below += (stratum.weight * low) ** 2
-        above += (stratum.weight * high) ** 2
-    if level.spread:
-        point += level.spread * rng.standard_normal(draws)
-        below += (level.spread * student_quantile(level.spread_degrees, 1 - level.passing)) ** 2
-        above += (level.spread * student_quantile(level.spread_degrees, 1 - level.failing)) ** 2
-    # The gate reads its ends off a finite number of draws.
-    below = np.sqrt(below) * (1 + _noise_of_quantile(level.passing) * rng.standard_normal(draws))
-    above = np.sqrt(above) * (1 + _noise_of_quantile(level.failing) * rng.standard_normal(draws))
-    fails = (point < 0) & (point + above <= 0)
-    passes = point - below >= 0
+    counts = [rng.multinomial(each.counted, _probabilities(each.margin), size=draws) for each in strata]
+    # Training runs, and the gate's own draws, of which it reads its ends.
+    luck, *noises = rng.standard_normal((3, draws))
+    sides = len(strata[0].margins)
+    level = replace(level, failing=level.failing / sides)
+    fails, passes = np.zeros(draws, dtype=bool), np.ones(draws, dtype=bool)
+    for side in range(sides):
+        point, below, above = (np.zeros(draws) for _ in range(3))
+        for stratum, drawn in zip(strata, counts, strict=True):
+            mean, low, high = _ends(stratum.margins[side], drawn, level)
+            point += stratum.weight * mean
+            below += (stratum.weight * low) ** 2
+            above += (stratum.weight * high) ** 2
+        if level.spread:
+            point += (-1) ** side * level.spread * luck
+            below += (level.spread * student_quantile(level.spread_degrees, 1 - level.passing)) ** 2
+            above += (level.spread * student_quantile(level.spread_degrees, 1 - level.failing)) ** 2
+        below = np.sqrt(below) * (1 + _noise_of_quantile(level.passing) * noises[0])
+        above = np.sqrt(above) * (1 + _noise_of_quantile(level.failing) * noises[1])
+        fails |= (point < 0) & (point + above <= 0)
+        passes &= point - below >= 0
     return DecisionRates(float(fails.mean()), float(passes.mean()))
 
 
@@ -218,7 +234,8 @@ def documents_for_power(strata: Sequence[PlannedStratum], level: Level, power: f
     if margin >= -1e-12:
         return None
     variance = sum(each.weight**2 * each.margin.variance / each.counted for each in strata)
-    needed = (normal_quantile(1 - level.failing) + normal_quantile(power)) ** 2 * variance / margin**2
+    failing = level.failing / len(strata[0].margins)
+    needed = (normal_quantile(1 - failing) + normal_quantile(power)) ** 2 * variance / margin**2
     now = sum(each.documents for each in strata)
 
     def reaches(factor: float) -> bool:
