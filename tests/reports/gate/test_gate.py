@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 from scipy.stats import norm
 
 from evalsuite.foundation import ConfigError, read_json, write_json
@@ -240,7 +239,7 @@ def test_unknown_checkpoint_is_refused() -> None:
         run_gate([FIXTURES / "passing"], policy({"metric": "recovery", "min": 0.9}, checkpoints=["studnet"]))
 
 
-def test_example_policy_and_workflow_are_valid(tmp_path: Path) -> None:
+def test_example_policy_is_valid() -> None:
     shipped = load_policy(EXAMPLES / "gate.yaml")
     assert {line.metric for line in shipped.rules} == {
         "recovery",
@@ -248,9 +247,6 @@ def test_example_policy_and_workflow_are_valid(tmp_path: Path) -> None:
         "gap",
         "score",
     }
-    workflow = yaml.safe_load((EXAMPLES / "evalsuite-gate.yml").read_text())
-    commands = [step.get("run", "") for step in workflow["jobs"]["gate"]["steps"]]
-    assert any(command.startswith("evalsuite gate run --policy") for command in commands)
 
 
 def test_baseline_is_relative_to_policy(tmp_path: Path) -> None:
