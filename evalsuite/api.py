@@ -206,7 +206,7 @@ def compare_with_texts(config: CompareConfig) -> "tuple[Comparison, dict[str, st
 
 
 def gate(config: GateConfig) -> "Verdict":
-    """Apply a policy to finished runs.
+    """Apply a policy to finished runs, or to a report.
 
         gate(GateConfig(runs=["runs/first"], min_recovery=0.9)).exit_code
 
@@ -217,8 +217,11 @@ def gate(config: GateConfig) -> "Verdict":
         EvalsuiteError: see `evalsuite.reports.run_gate`.
     """
     from evalsuite.reports import run_gate
+    from evalsuite.reports.gate.from_report import gate_report
 
     out = None if config.out is None else Path(config.out)
+    if config.report is not None:
+        return gate_report(config.report, config.load_policy(), checkpoints=config.checkpoints, out=out)
     runs = [Path(run) for run in config.runs]
     return run_gate(runs, config.load_policy(), out=out, selection=config.selection)
 

@@ -283,7 +283,8 @@ class GateConfig(_Selected):
     """
 
     runs: Sequence[Path | str]
-    """Run folders."""
+    """Run folders; or one folder that `compare` wrote, or its report.json, on whose intervals alone rules are
+    decided."""
     policy: "Path | str | Policy | None" = None
     """The rules; a file or a `Policy`."""
     min_recovery: float | None = None
@@ -319,6 +320,28 @@ class GateConfig(_Selected):
             options = [f"--{name.replace('_', '-')}" for name in self._bounds]
             raise ConfigError(f"pass either --policy FILE, or {' and/or '.join(options)}")
         _ = self.selection
+        if self.report is not None:
+            self._check_report()
+
+    @property
+    def report(self) -> Path | None:
+        """The report.json to gate instead of runs."""
+        from evalsuite.reports.gate.from_report import report_file
+
+        found = [file for each in self.runs if (file := report_file(Path(each))) is not None]
+        if found and len(self.runs) > 1:
+            raise ConfigError(f"{found[0]}: a report is gated alone; give one report, or run folders")
+        return found[0] if found else None
+
+    def _check_report(self) -> None:
+        """Raise ConfigError for a setting that selects documents, which a report does not have."""
+        for name in ("teacher", "same", "min_coverage", "errors", "benchmarks", "run_spread"):
+            if getattr(self, name) not in (None, (), []):
+                flag = flag_of(self.__dataclass_fields__[name])
+                raise ConfigError(
+                    f"{flag} selects documents, which a report does not have: pass it to `evalsuite "
+                    "compare`, or gate the run"
+                )
 
     @property
     def _bounds(self) -> dict[str, float | None]:

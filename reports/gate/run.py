@@ -16,6 +16,9 @@ from evalsuite.reports.records.run_selection import RunSelection
 from evalsuite.reports.rules.evidence import Evidence
 from evalsuite.reports.rules.measurement import Measurement, NotMeasured
 
+Task = tuple[PolicyRule, str | None, int]
+"""A rule, the protocol that it is decided under, and a checkpoint."""
+
 
 def run_gate(
     runs: Sequence[Path],
@@ -42,7 +45,11 @@ def run_gate(
         ConfigError: as `apply_policy`.
         RunFolderError, DataError: as `load_result_tensor`.
     """
-    verdict = apply_policy(load_result_tensor(list(runs), policy.select(selection)), policy)
+    return publish(apply_policy(load_result_tensor(list(runs), policy.select(selection)), policy), out)
+
+
+def publish(verdict: Verdict, out: Path | None) -> Verdict:
+    """Write the files of a verdict and the summary of a GitHub job; a summary that fails is a warning."""
     summary = os.environ.get("GITHUB_STEP_SUMMARY")
     if summary:
         try:
@@ -72,7 +79,42 @@ def apply_policy(tensor: ResultTensor, policy: Policy) -> Verdict:
         for protocol in _protocols(tensor, rule)
     ]
     found = [_measured(evidence, policy, *task) for task in tasks]
-    # The runs of one recipe share a measurement, which is one test.
+    results = decided(tasks, found, [each.label for each in tensor.checkpoints], policy)
+    results += [
+        unmeasured(rule, protocol, each.label, f"it {each.why}")
+        for rule in policy.rules
+        for number, each in enumerate(tensor.merged.diverged, len(tensor.checkpoints))
+        if number in _selected(tensor, rule, policy)
+        for protocol in _protocols(tensor, rule)
+    ]
+    if not results:
+        why = f"the run has no student, only {', '.join(entry.label for entry in tensor.checkpoints)}"
+        results = [
+            unmeasured(rule, protocol, "(no student)", why)
+            for rule in policy.rules
+            for protocol in _protocols(tensor, rule)
+        ]
+    warnings = tensor.warnings
+    measured = measured_benchmarks(tensor)
+    if measured and any(result.outcome == UNMEASURED for result in results):
+        names = " ".join(measured)
+        warnings = (*warnings, f"The run is not finished. To gate what it has: --benchmark {names}")
+    if {result.protocol for result in results} == {"loglikelihood"}:
+        warnings = (*warnings, ONLY_LOGLIKELIHOOD)
+    return verdict_of(results, policy, warnings)
+
+
+def decided(
+    tasks: Sequence[Task], found: Sequence[Measurement | NotMeasured], labels: Sequence[str], policy: Policy
+) -> list[RuleResult]:
+    """Decide all rules together.
+
+    Args:
+        tasks: what each measurement is of.
+        found: one for each task. The runs of one recipe share a measurement, which is one test.
+        labels: of the checkpoints.
+        policy: its confidence.
+    """
     tests: dict[object, tuple[PolicyRule, Measurement]] = {}
     keys = [
         (id(rule), protocol, getattr(each, "runs", ()) or checkpoint)
@@ -88,33 +130,11 @@ def apply_policy(tensor: ResultTensor, policy: Policy) -> Verdict:
         policy.confidence,
         [rule.gain for rule, _ in tests.values()],
     )
-    decided = dict(zip(tests, decisions, strict=True))
-    results = [
-        _result(tensor, task, each, decided.get(key))
+    outcomes = dict(zip(tests, decisions, strict=True))
+    return [
+        _result(labels[task[2]], task, each, outcomes.get(key))
         for key, task, each in zip(keys, tasks, found, strict=True)
     ]
-    results += [
-        _unmeasured(rule, protocol, each.label, f"it {each.why}")
-        for rule in policy.rules
-        for number, each in enumerate(tensor.merged.diverged, len(tensor.checkpoints))
-        if number in _selected(tensor, rule, policy)
-        for protocol in _protocols(tensor, rule)
-    ]
-    if not results:
-        why = f"the run has no student, only {', '.join(entry.label for entry in tensor.checkpoints)}"
-        results = [
-            _unmeasured(rule, protocol, "(no student)", why)
-            for rule in policy.rules
-            for protocol in _protocols(tensor, rule)
-        ]
-    warnings = tensor.warnings
-    measured = measured_benchmarks(tensor)
-    if measured and any(result.outcome == UNMEASURED for result in results):
-        names = " ".join(measured)
-        warnings = (*warnings, f"The run is not finished. To gate what it has: --benchmark {names}")
-    if {result.protocol for result in results} == {"loglikelihood"}:
-        warnings = (*warnings, ONLY_LOGLIKELIHOOD)
-    return _verdict(results, policy, warnings)
 
 
 def _measured(
@@ -159,15 +179,14 @@ def _protocols(tensor: ResultTensor, rule: PolicyRule) -> list[str | None]:
 
 
 def _result(
-    tensor: ResultTensor,
-    task: tuple[PolicyRule, str | None, int],
+    label: str,
+    task: Task,
     found: Measurement | NotMeasured,
     decision: Decision | None,
 ) -> RuleResult:
-    rule, protocol, checkpoint = task
-    label = tensor.checkpoints[checkpoint].label
+    rule, protocol, _ = task
     if isinstance(found, NotMeasured) or decision is None:
-        return _unmeasured(rule, protocol, label, found.why if isinstance(found, NotMeasured) else "")
+        return unmeasured(rule, protocol, label, found.why if isinstance(found, NotMeasured) else "")
     return RuleResult(
         name=rule.title(protocol),
         checkpoint=label,
@@ -191,7 +210,8 @@ def _result(
     )
 
 
-def _unmeasured(rule: PolicyRule, protocol: str | None, checkpoint: str, why: str) -> RuleResult:
+def unmeasured(rule: PolicyRule, protocol: str | None, checkpoint: str, why: str) -> RuleResult:
+    """The result of a rule that could not be measured."""
     return RuleResult(
         name=rule.title(protocol),
         checkpoint=checkpoint,
@@ -206,7 +226,8 @@ def _unmeasured(rule: PolicyRule, protocol: str | None, checkpoint: str, why: st
     )
 
 
-def _verdict(results: Sequence[RuleResult], policy: Policy, warnings: tuple[str, ...]) -> Verdict:
+def verdict_of(results: Sequence[RuleResult], policy: Policy, warnings: tuple[str, ...]) -> Verdict:
+    """The verdict over all results."""
     outcomes = {result.outcome for result in results}
     undecided = sum(result.outcome == INCONCLUSIVE for result in results)
     if REGRESSION in outcomes:

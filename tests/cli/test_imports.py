@@ -98,6 +98,8 @@ def test_what_is_neither_a_run_nor_a_log_is_described(
             ["compare"],
             ["export", "--format", "model-index"],
         ):
+            if command[0] == "gate" and path == tmp_path / "out":
+                continue  # a folder that compare wrote is gated as it is
             capsys.readouterr()
             assert main([command[0], str(path), *command[1:], "--out", str(tmp_path / "other")]) == 64
             assert message in capsys.readouterr().err

@@ -28,7 +28,11 @@ def add(commands: argparse._SubParsersAction) -> None:
         ),
     )
     parser.add_argument(
-        "runs", nargs="*", metavar="RUN-or-LOG", help="finished run folders, or logs of another harness"
+        "runs",
+        nargs="*",
+        metavar="RUN-or-LOG",
+        help="finished run folders, logs of another harness, or a folder of `evalsuite compare`, on whose "
+        "intervals alone rules are decided",
     )
     parser.add_argument("--policy", type=Path, help="a YAML policy")
     parser.complete = lambda: _add_bounds(parser)
@@ -113,8 +117,10 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--{given[0]} plans a policy: pass --plan POLICY, or leave it out")
     # Wrong options are named before logs are imported.
     config = GateConfig(runs=[*arguments.runs, *arguments.imports], bounds=bounds, **options)
-    inputs = read_inputs(arguments.runs, arguments, arguments.out, of_runs=True)
-    verdict = gate(replace(config, runs=inputs.runs))
+    if config.report is None:
+        runs = read_inputs(arguments.runs, arguments, arguments.out, of_runs=True).runs
+        config = replace(config, runs=runs)
+    verdict = gate(config)
     if arguments.json:
         from evalsuite.reports.gate.outputs import verdict_json
 
