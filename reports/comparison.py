@@ -11,15 +11,26 @@ from evalsuite.reports.exports.markdown import report_markdown
 from evalsuite.reports.exports.redact import redact
 from evalsuite.reports.exports.report_json import report_json
 from evalsuite.reports.exports.terminal import leaderboard_text
+from evalsuite.reports.gate.decide import INCONCLUSIVE, PASS, REGRESSION, UNMEASURED
 from evalsuite.reports.gate.outputs import markdown as gate_markdown
 from evalsuite.reports.gate.outputs import verdict_json, write_verdict
 from evalsuite.reports.gate.policy import Policy
 from evalsuite.reports.gate.run import apply_policy
 from evalsuite.reports.gate.verdict import Verdict
+from evalsuite.reports.measures.students import Verdict as StudentVerdict
+from evalsuite.reports.measures.students import policy_verdicts
 from evalsuite.reports.page.render import render_page
 from evalsuite.reports.page.samples import Questions, remove_samples, write_samples
 from evalsuite.reports.records.run_selection import RunSelection
 from evalsuite.reports.report import Report, build_report
+
+_WORDS: dict[str, StudentVerdict] = {
+    PASS: "passes",
+    REGRESSION: "fails",
+    INCONCLUSIVE: "undecided",
+    UNMEASURED: "not measured",
+}
+"""Outcome of the gate → verdict in the table of students."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +95,9 @@ def compare(
     verdict = None if policy is None else apply_policy(report.tensor, policy)
     if redacted:
         report = redact(report)
+    if verdict is not None:
+        words = {label: _WORDS[outcome] for label, outcome in verdict.by_checkpoint.items()}
+        report = report.having(policy_verdicts, words)
     out = Path(out)
     questions = None if redacted else questions
     tables, problems = measures.computed(report)

@@ -7,7 +7,7 @@ from evalsuite.reports.analysis.rows import AverageRow, GapRow
 from evalsuite.reports.analysis.scopes import ALL, INFORMATIVE
 from evalsuite.reports.formatting import CATEGORY_TITLES, PROTOCOL_TITLES, best_student, percent
 from evalsuite.reports.measures.agreement import agreement_with_teacher
-from evalsuite.reports.measures.students import BAR, NEEDLES, StudentRow, student_rows
+from evalsuite.reports.measures.students import BAR, NEEDLES, SHIPPED, StudentRow, student_rows
 from evalsuite.reports.report import Report
 
 
@@ -20,32 +20,52 @@ def headline(report: Report) -> str:
     ways = {way for row in rows for way, share in row.shares.items() if share.point is not None}
     if len(ways) < 2:
         return recovery_sentence(report)
-    first = rows[0]
+    first = next((row for row in rows if row.verdict in SHIPPED), rows[0])
     label = report.checkpoints[first.checkpoint].label
     kept = ", ".join(
         f"{percent(share.point)} % {_by(first, way)}"
         for way, share in first.shares.items()
         if share.point is not None
     )
+    rest = f"{kept}{_hidden(report, rows, first)}.{_gained(report, first)}"
     if first.verdict == "keeps":
-        return f"Ship {label}: of its teacher's lead it keeps {kept}{_hidden(report, rows)}."
+        return f"Ship {label}: of its teacher's lead it keeps {rest}"
+    if first.verdict == "passes":
+        return f"Ship {label}: it passes the policy, and of its teacher's lead it keeps {rest}"
     if all(row.verdict == "loses" for row in rows):
         return (
             f"No student keeps {100 * BAR:g} % of its teacher's lead in every way. {label} loses least: it "
-            f"keeps {kept}{_hidden(report, rows)}."
+            f"keeps {rest}"
         )
-    return f"{label} loses least: of its teacher's lead it keeps {kept}{_hidden(report, rows)}."
+    if all(row.verdict == "fails" for row in rows):
+        return f"No student passes the policy. {label} loses least: of its teacher's lead it keeps {rest}"
+    return f"{label} loses least: of its teacher's lead it keeps {rest}"
+
+
+def _gained(report: Report, row: StudentRow) -> str:
+    """A sentence on a student that is proven above its teacher: a gain hides what was lost; else empty."""
+    if not row.gained:
+        return ""
+    retained = []
+    for way in row.gained:
+        found = None if way == NEEDLES else agreement_with_teacher(report, row.checkpoint, way, INFORMATIVE)
+        if found is not None and found.retained.point is not None:
+            retained.append(f"{percent(found.retained.point)} % {_by(row, way)}")
+    label = report.checkpoints[row.checkpoint].label
+    where = " and ".join(_by(row, way) if way != NEEDLES else f"on {row.name(way)}" for way in row.gained)
+    shares = f" ({' and '.join(retained)} of the teacher's right answers)" if retained else ""
+    return f" {label} is proven above its teacher {where}: a gain does not say what was retained{shares}."
 
 
 def _by(row: StudentRow, way: str) -> str:
     return f"of {row.name(way)}" if way == NEEDLES else f"under {row.name(way)}"
 
 
-def _hidden(report: Report, rows: Sequence[StudentRow]) -> str:
-    """Another student that leads under log-likelihood, with what it loses; empty if the first leads there."""
+def _hidden(report: Report, rows: Sequence[StudentRow], first: StudentRow) -> str:
+    """Another student that leads under log-likelihood, with what it loses; empty if `first` leads there."""
     way = PROTOCOLS[0]
     leader = max(rows, key=lambda row: _point(row, way))
-    if leader is rows[0] or leader.worst_way == way or _point(leader, way) <= _point(rows[0], way):
+    if leader is first or leader.worst_way == way or _point(leader, way) <= _point(first, way):
         return ""
     return (
         f"; {report.checkpoints[leader.checkpoint].label} leads under {PROTOCOL_TITLES[way]} with "

@@ -169,6 +169,15 @@ class Verdict:
         return WORDS[self.exit_code]
 
     @property
+    def by_checkpoint(self) -> dict[str, str]:
+        """Label → its gravest outcome: a regression, else unmeasured, else inconclusive, else pass."""
+        found: dict[str, str] = {}
+        for result in self.results:
+            outcomes = (found.get(result.checkpoint, PASS), result.outcome)
+            found[result.checkpoint] = min(outcomes, key=(REGRESSION, UNMEASURED, INCONCLUSIVE, PASS).index)
+        return found
+
+    @property
     def text(self) -> str:
         """For a terminal: one line per result, then the verdict."""
         width = max(len(result.outcome) for result in self.results)

@@ -5,7 +5,7 @@ nothing, so only informative ones count, and needles only at contexts at which t
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from evalsuite.foundation.taxonomy import PROTOCOLS
@@ -27,7 +27,9 @@ BAR = 0.9
 HALF = 0.5
 """Share of the needles that the teacher must find at a context."""
 NEEDLES = "needles"
-Verdict = Literal["keeps", "loses", "undecided", "not measured"]
+Verdict = Literal["keeps", "loses", "undecided", "not measured", "passes", "fails", "not gated"]
+"""Of the default policy the first four; of a policy of the user the last five."""
+SHIPPED: tuple[Verdict, ...] = ("keeps", "passes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +48,11 @@ class StudentRow:
     context: int | None
     """Of the needles, in tokens."""
 
+    @property
+    def gained(self) -> tuple[str, ...]:
+        """Ways in which the student is proven to be above its teacher."""
+        return tuple(way for way, share in self.shares.items() if share.interval and share.interval.low > 1)
+
     def name(self, way: str) -> str:
         """A way in words, such as `needles at 4k`."""
         if way == NEEDLES:
@@ -53,8 +60,14 @@ class StudentRow:
         return formatting.PROTOCOL_TITLES[way]
 
 
+def policy_verdicts(report: Report) -> Mapping[str, Verdict] | None:
+    """Label of a student → what the policy of `compare --policy` decides; None without a policy."""
+    return None
+
+
 def student_rows(report: Report) -> list[StudentRow]:
     """All students, the highest of the lowest shares first; equal ones by the mean of their shares."""
+    verdicts = report.of(policy_verdicts)
     found = []
     for teacher in report.teachers:
         students = report.students(teacher)
@@ -62,6 +75,9 @@ def student_rows(report: Report) -> list[StudentRow]:
         shares = {student: _shares(report, student, needles) for student in students}
         demanded = {way for each in shares.values() for way, share in each.items() if share.interval}
         found += [_row(student, shares[student], demanded, needles) for student in students]
+    if verdicts is not None:
+        labels = [each.label for each in report.checkpoints]
+        found = [replace(row, verdict=verdicts.get(labels[row.checkpoint], "not gated")) for row in found]
     return sorted(found, key=_order, reverse=True)
 
 
@@ -158,7 +174,19 @@ def _tokens_text(report: Report, row: StudentRow) -> str:
     return formatting.NOTHING if tokens is None else formatting.tokens(tokens)
 
 
-_CSS: Mapping[Verdict, str] = {"keeps": "gain", "loses": "loss", "undecided": "tie", "not measured": "muted"}
+def _gained(report: Report, row: StudentRow) -> str:
+    return f"gained: {', '.join(map(row.name, row.gained))}" if row.gained else ""
+
+
+_CSS: Mapping[Verdict, str] = {
+    "keeps": "gain",
+    "passes": "gain",
+    "loses": "loss",
+    "fails": "loss",
+    "undecided": "tie",
+    "not measured": "muted",
+    "not gated": "muted",
+}
 STUDENTS: Table[StudentRow] = Table(
     name="students",
     title="Which student?",
@@ -169,9 +197,11 @@ STUDENTS: Table[StudentRow] = Table(
         teacher_column(),
         Column(
             "verdict",
-            hint=f"Default policy: at least {100 * BAR:g} % of the teacher's lead in every way. Keeps and "
-            "loses are decided by 95 % intervals over documents, not corrected for the number of students.",
+            hint=f"With `--policy`, that of the gate. Else the default: at least {100 * BAR:g} % of the "
+            "teacher's lead in every way, by 95 % intervals over documents, not corrected for the number of "
+            "students.",
             unit="text",
+            about=_gained,
             css=lambda report, row: _CSS[row.verdict],
         ),
         Column(

@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 from evalsuite.reports import formatting
 from evalsuite.reports.analysis.lineage import lineage_of
-from evalsuite.reports.measures.students import BAR, STUDENTS, student_rows
+from evalsuite.reports.measures.students import BAR, STUDENTS, policy_verdicts, student_rows
 from evalsuite.reports.page.tables import Grid, grid
 from evalsuite.reports.report import Report
 from evalsuite.reports.section import section
@@ -39,9 +39,9 @@ def students_section(report: Report) -> StudentsView | None:
 
 def _note(report: Report) -> str:
     contexts = sorted({row.context for row in report.of(student_rows) if row.context is not None})
-    note = (
-        f"Sorted by the lowest share. Verdicts are those of the default policy, {100 * BAR:g} % in every way"
-    )
+    default = f"the default policy, {100 * BAR:g} % in every way"
+    policy = default if report.of(policy_verdicts) is None else "the policy"
+    note = f"Sorted by the lowest share. Verdicts are those of {policy}"
     if contexts:
         places = " and ".join(formatting.tokens(context) for context in contexts)
         note += f"; needles are those at {places} tokens, the longest context at which the teacher finds half"

@@ -6,6 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from evalsuite.foundation.strict import parse
+from evalsuite.reports import Policy, compare
 from evalsuite.reports.headline import headline
 from evalsuite.reports.measures.students import STUDENTS, student_rows
 from evalsuite.reports.page.sections.students import students_section
@@ -134,3 +136,52 @@ def test_the_table_has_a_row_per_student_in_every_output(synthetic: SimpleNamesp
     frame = STUDENTS.frame(report)
     assert set(frame["verdict"]) == {"keeps"}
     assert frame["worst_low"].min() > 0.9
+
+
+def test_a_student_that_gained_is_headlined_with_what_it_retained(
+    synthetic: SimpleNamespace, tmp_path: Path
+) -> None:
+    gained = level(0.99, 0.99, {512: 0.95, 4096: 0.95})
+    report = make(synthetic, tmp_path / "run", {"s": gained}, level(0.8, 0.8, {512: 0.95, 4096: 0.95}))
+    (row,) = student_rows(report)
+    assert (row.verdict, row.gained) == ("keeps", ("loglikelihood", "generation"))
+    sentence = headline(report)
+    assert sentence.startswith("Ship s: of its teacher's lead it keeps ")
+    assert sentence.endswith(
+        " s is proven above its teacher under log-likelihood and under generation: a gain does not say what "
+        "was retained (100.0 % under log-likelihood and 98.7 % under generation of the teacher's right "
+        "answers)."
+    )
+    view = students_section(report)
+    assert view is not None
+    assert "gained: log-likelihood, generation" in str(view.grid)
+
+
+def test_verdicts_are_those_of_a_policy(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+    students = {
+        "window": level(0.90, 0.90, {512: 0.95, 4096: 0.05}),
+        "whole": level(0.89, 0.89, {512: 0.94, 4096: 0.93}),
+        "weak": level(0.70, 0.70, {512: 0.5, 4096: 0.5}),
+    }
+    teacher = level(0.90, 0.90, {512: 0.95, 4096: 0.95})
+    make(synthetic, tmp_path / "run", students, teacher)
+    rule = {"metric": "recovery", "min": 0.9, "protocol": "loglikelihood"}
+
+    def verdicts(*rules: dict[str, object]) -> tuple[dict[str, str], str]:
+        policy = parse({"rules": list(rules)}, Policy, "policy")
+        report = compare([tmp_path / "run"], tmp_path / "out", policy=policy, samples=False).report
+        rows = student_rows(report)
+        assert (tmp_path / "out" / "students.csv").read_text().count("\n") == 4
+        assert "Verdicts are those of the policy" in (tmp_path / "out" / "index.html").read_text()
+        return {report.checkpoints[row.checkpoint].label: row.verdict for row in rows}, headline(report)
+
+    found, sentence = verdicts(rule)
+    assert found == {"window": "passes", "whole": "passes", "weak": "fails"}
+    assert sentence.startswith("Ship whole: it passes the policy, and of its teacher's lead it keeps ")
+    found, sentence = verdicts(rule | {"checkpoints": ["window"]})
+    assert found == {"window": "passes", "whole": "not gated", "weak": "not gated"}
+    assert sentence.startswith("Ship window: it passes the policy")
+    found, sentence = verdicts({"metric": "score", "min": 0.999, "protocol": "generation"})
+    assert set(found.values()) == {"fails"}
+    assert sentence.startswith("No student passes the policy. whole loses least: ")
+    assert verdicts({"metric": "kl", "max": 1.0})[0] == dict.fromkeys(students, "not measured")
