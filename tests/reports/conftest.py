@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 
 from evalsuite.foundation.taxonomy import RecallNumber
+from evalsuite.reports.analysis.result_tensor import ResultTensor, load_result_tensor
+from evalsuite.reports.records.run_selection import RunSelection
 from evalsuite.reports.records.schema import ScoreRow
 from evalsuite.reports.report import Report, build_report
 from evalsuite.reports.run import (
@@ -271,6 +273,32 @@ def synthetic() -> SimpleNamespace:
         make_run=make_run,
         plan_of=plan_of,
     )
+
+
+RUNS_IN_MEMORY = 8
+"""Runs are read again after so many others."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def runs_read_once() -> Iterator[None]:
+    """Read the scores of run folders once for all tests, as long as no file of theirs changes."""
+
+    @lru_cache(RUNS_IN_MEMORY)
+    def read(runs: tuple[Path, ...], selection: str, files: tuple[object, ...]) -> ResultTensor:
+        return load_result_tensor(runs, chosen[selection])
+
+    def read_once(runs: Sequence[Path], selection: RunSelection | None = None) -> ResultTensor:
+        chosen[repr(selection)] = selection
+        paths = sorted(path for run in runs for path in Path(run).rglob("*"))
+        stats = ((path, path.lstat()) for path in paths)
+        files = tuple((path, stat.st_ino, stat.st_size, stat.st_mtime_ns) for path, stat in stats)
+        return read(tuple(runs), repr(selection), files)
+
+    chosen: dict[str, RunSelection | None] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        for module in ("report", "gate.run", "rules.evidence"):
+            patch.setattr(f"evalsuite.reports.{module}.load_result_tensor", read_once)
+        yield
 
 
 @pytest.fixture(scope="session")

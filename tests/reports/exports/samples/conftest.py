@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ import pandas as pd
 import pytest
 
 from evalsuite.foundation import append_jsonl
-from evalsuite.reports import compare
+from evalsuite.reports import measures
 from evalsuite.reports.exports.redact import redact
 from evalsuite.reports.exports.samples.folder import export_samples
 from evalsuite.reports.records.distances import write_distances
@@ -30,10 +31,11 @@ HOME = "/home/someone/work"
 SKILL = {"teacher": 0.9, "gla": 0.85, "retnet": 0.75, "kda": 0.8}
 
 
-def tables(*runs: Path, out: Path, selection: RunSelection | None = None) -> dict[str, str]:
+def tables(*runs: Path, selection: RunSelection | None = None) -> dict[str, str]:
     """Every table of the report of some runs, by name."""
-    compare(list(runs), out, selection=selection, samples=False, redacted=True)
-    return {path.name: path.read_text() for path in sorted(out.glob("*.csv"))}
+    report = redact(build_report(list(runs), selection))
+    written = (table for table in measures.tables() if table.is_written(report))
+    return {table.name: table.csv(report) for table in sorted(written, key=lambda table: table.name)}
 
 
 def samples_of(
@@ -47,6 +49,18 @@ def samples_of(
     report = build_report(list(runs), RunSelection(checkpoints=checkpoints, same=same))
     export_samples(redact(report) if redacted else report, out, redacted=redacted)
     return out / "samples"
+
+
+def part_of(run: Path, out: Path, *benchmarks: str) -> Path:
+    """A copy of a run with some of its benchmarks."""
+    copy = Path(shutil.copytree(run, out))
+    plan = read_manifest(copy)
+    kept = tuple(each for each in plan.benchmarks if each.name in benchmarks)
+    write_manifest(copy, replace(plan, benchmarks=kept))
+    for path in (copy / "scores").iterdir():
+        if path.name.partition(".")[0] not in benchmarks:
+            path.unlink()
+    return copy
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -102,6 +116,12 @@ def second(make: Callable[..., Path]) -> Path:
 def samples(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The published samples of the first run; tests only read them."""
     return samples_of(run, out=tmp_path_factory.mktemp("page"), redacted=True)
+
+
+@pytest.fixture(scope="session")
+def both(run: Path, second: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The published samples of both runs; tests only read them."""
+    return samples_of(run, second, out=tmp_path_factory.mktemp("both"), redacted=True)
 
 
 def _checkpoint(synthetic: SimpleNamespace, label: str) -> Any:

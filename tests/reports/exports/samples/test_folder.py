@@ -23,7 +23,7 @@ from evalsuite.reports.page.overview import meta
 from evalsuite.reports.records.run_selection import RunSelection
 from evalsuite.reports.report import build_report
 from evalsuite.reports.run import Benchmark, read_manifest, write_manifest
-from tests.reports.exports.samples.conftest import HOME, SECRET, contents, samples_of, tables
+from tests.reports.exports.samples.conftest import HOME, SECRET, contents, part_of, samples_of, tables
 from tests.reports.page_samples import sample_rows
 from tests.reports.score_edits import edit_rows
 
@@ -31,10 +31,10 @@ TABLES = ["agreement", "distances", "efficiency", "gap", "leaderboard", "pairs"]
 TABLES += ["paper_comparison", "probes", "recall", "scores", "students", "training"]
 
 
-def test_tables_are_those_of_the_run(run: Path, samples: Path, tmp_path: Path) -> None:
-    expected = tables(run, out=tmp_path / "run")
-    assert list(expected) == [f"{name}.csv" for name in TABLES]
-    assert tables(samples, out=tmp_path / "samples") == expected
+def test_tables_are_those_of_the_run(run: Path, samples: Path) -> None:
+    expected = tables(run)
+    assert list(expected) == TABLES
+    assert tables(samples) == expected
 
 
 def test_sections_without_a_table_are_those_of_the_run(run: Path, samples: Path) -> None:
@@ -51,26 +51,24 @@ def test_sections_without_a_table_are_those_of_the_run(run: Path, samples: Path)
 
 
 def test_merged_with_a_second_run_like_the_run_itself(
-    run: Path, second: Path, samples: Path, tmp_path: Path
+    run: Path, second: Path, samples: Path, both: Path
 ) -> None:
-    expected = tables(run, second, out=tmp_path / "runs")
-    assert expected["leaderboard.csv"].count("\nkda,") > 1
-    assert tables(samples, second, out=tmp_path / "merged") == expected
-    both = samples_of(run, second, out=tmp_path / "both", redacted=True)
-    assert tables(both, out=tmp_path / "tables") == expected
+    expected = tables(run, second)
+    assert expected["leaderboard"].count("\nkda,") > 1
+    assert tables(samples, second) == expected
+    assert tables(both) == expected
     assert len(list((both / "scores").iterdir())) == len(list((samples / "scores").iterdir()))
 
 
-def test_page_grows_in_place(run: Path, second: Path, samples: Path, tmp_path: Path) -> None:
+def test_page_grows_in_place(second: Path, samples: Path, both: Path, tmp_path: Path) -> None:
     page = tmp_path / "page"
     shutil.copytree(samples, page / "samples")
     (page / "samples" / "scores" / "gone.generation.0123456789abcdef.parquet").write_bytes(b"")
     grown = samples_of(page / "samples", second, out=page, redacted=True)
-    assert contents(grown) == contents(samples_of(run, second, out=tmp_path / "both", redacted=True))
+    assert contents(grown) == contents(both)
 
 
-def test_run_that_the_samples_have_already_changes_nothing(run: Path, second: Path, tmp_path: Path) -> None:
-    both = samples_of(run, second, out=tmp_path / "both", redacted=True)
+def test_run_that_the_samples_have_already_changes_nothing(both: Path, second: Path, tmp_path: Path) -> None:
     assert contents(samples_of(both, second, out=tmp_path / "again", redacted=True)) == contents(both)
     assert len(json.loads((both / "environment.json").read_text())["runs"]) == 2
     assert "NVIDIA H200" in meta(build_report([both]))
@@ -138,11 +136,10 @@ def test_published_samples_have_no_text_of_the_dataset_and_no_absolute_path(
 
 
 def test_selected_checkpoints_only(run: Path, tmp_path: Path) -> None:
+    run = part_of(run, tmp_path / "run", "arc_easy", "niah_single_1")
     folder = samples_of(run, out=tmp_path / "page", checkpoints=("gla",))
     assert [each.label for each in read_manifest(folder).checkpoints] == ["teacher", "gla"]
-    assert tables(folder, out=tmp_path / "of samples") == tables(
-        run, out=tmp_path / "of run", selection=RunSelection(checkpoints=("gla",))
-    )
+    assert tables(folder) == tables(run, selection=RunSelection(checkpoints=("gla",)))
     (left_out,) = (each for each in read_manifest(run).checkpoints if each.label == "retnet")
     for path in folder.rglob("*.parquet"):
         assert left_out.weights_id not in str(pq.read_table(path).to_pylist()), path
@@ -150,9 +147,10 @@ def test_selected_checkpoints_only(run: Path, tmp_path: Path) -> None:
 
 
 def test_teacher_of_the_selection_is_a_teacher_of_the_samples(run: Path, tmp_path: Path) -> None:
+    run = part_of(run, tmp_path / "run", "arc_easy", "squad")
     export_samples(build_report([run], RunSelection(teacher="gla")), tmp_path / "page")
-    expected = tables(run, out=tmp_path / "run", selection=RunSelection(teacher="gla"))
-    assert tables(tmp_path / "page" / "samples", out=tmp_path / "samples") == expected
+    expected = tables(run, selection=RunSelection(teacher="gla"))
+    assert tables(tmp_path / "page" / "samples") == expected
 
 
 def test_checkpoints_with_other_benchmarks_stay_so(run: Path, second: Path, tmp_path: Path) -> None:
@@ -173,8 +171,8 @@ def test_checkpoints_with_other_benchmarks_stay_so(run: Path, second: Path, tmp_
     edit_rows(fewer, "niah_single_1", "generation", lambda _, row: row if row["context"] == 512 else None)
     for path in (*fewer.glob("scores/piqa.*"), *fewer.glob("scores/squad.*")):
         path.unlink()
-    expected = tables(run, fewer, out=tmp_path / "runs")
-    assert "\nkda,".join(expected["scores.csv"].split("\nkda,")[1:]).count("incomplete") == 0
+    expected = tables(run, fewer)
+    assert "\nkda,".join(expected["scores"].split("\nkda,")[1:]).count("incomplete") == 0
     folder = samples_of(run, fewer, out=tmp_path / "page")
     assert {
         (each.benchmark, each.contexts, each.checkpoints) for each in read_manifest(folder).unplanned
@@ -183,7 +181,7 @@ def test_checkpoints_with_other_benchmarks_stay_so(run: Path, second: Path, tmp_
         ("squad", (None,), ("kda",)),
         ("niah_single_1", (1024,), ("kda",)),
     }
-    assert tables(folder, out=tmp_path / "samples") == expected
+    assert tables(folder) == expected
     assert contents(samples_of(folder, out=tmp_path / "again")) == contents(folder)
 
 

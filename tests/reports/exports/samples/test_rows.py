@@ -26,7 +26,7 @@ from evalsuite.reports.records.score_files import (
 )
 from evalsuite.reports.records.score_table import score_table
 from tests.cli.test_damaged_scores import DAMAGES, ONLY_DETAIL
-from tests.reports.exports.samples.conftest import contents, samples_of, tables
+from tests.reports.exports.samples.conftest import contents, part_of, samples_of, tables
 from tests.reports.score_edits import SCORER, Row, edit_rows, rows_by_cell
 
 
@@ -55,7 +55,7 @@ def test_details_hold_what_the_model_wrote(samples: Path) -> None:
 
 
 def test_responses_are_cut(run: Path, tmp_path: Path) -> None:
-    copy = Path(shutil.copytree(run, tmp_path / "run"))
+    copy = part_of(run, tmp_path / "run", "hellaswag")
     long = {"outcome": "error", "error": "e" * 1000, "values": {}, "choices": {}}
 
     def change(number: int, row: Row) -> Row:
@@ -80,7 +80,7 @@ def test_rows_are_sorted_by_document_with_the_labels_of_the_report(run: Path, tm
 
 
 def test_one_file_for_each_version_of_a_scorer(run: Path, tmp_path: Path) -> None:
-    copy = Path(shutil.copytree(run, tmp_path / "run"))
+    copy = part_of(run, tmp_path / "run", "piqa")
     path = score_paths(copy, "piqa", "loglikelihood")[0]
     rows = list(read_rows(path).values())
     other = ScoreFileInfo(scorer=SCORER.__class__(**asdict(SCORER) | {"version": "2"}), inputs="", rows=80)
@@ -96,7 +96,7 @@ def test_one_file_for_each_version_of_a_scorer(run: Path, tmp_path: Path) -> Non
 
 
 def test_rows_that_are_not_compared_are_left_out(run: Path, tmp_path: Path) -> None:
-    copy = Path(shutil.copytree(run, tmp_path / "run"))
+    copy = part_of(run, tmp_path / "run", "piqa", "niah_single_1")
     path = score_paths(copy, "piqa", "loglikelihood")[0]
     rows = [row | {"fingerprint": "f" * 16} for row in read_rows(path, range(1, 41)).values()]
     path.with_name(f"piqa.loglikelihood.{'f' * 16}.parquet").write_bytes(
@@ -109,8 +109,8 @@ def test_rows_that_are_not_compared_are_left_out(run: Path, tmp_path: Path) -> N
     found = rows_by_cell(folder)
     assert "f" * 16 not in {row["fingerprint"] for row in found["piqa.loglikelihood"]}
     assert {row["seed"] for row in found["niah_single_1.generation"]} == {0}
-    before = tables(copy, out=tmp_path / "tables", selection=RunSelection(same=same))
-    assert tables(folder, out=tmp_path / "samples") == before
+    before = tables(copy, selection=RunSelection(same=same))
+    assert tables(folder) == before
 
 
 def test_score_table_has_a_row_for_each_checkpoint(run: Path, samples: Path) -> None:
@@ -121,10 +121,10 @@ def test_score_table_has_a_row_for_each_checkpoint(run: Path, samples: Path) -> 
 
 
 def test_marks_of_texts_out_of_distribution_stay(run: Path, tmp_path: Path) -> None:
-    copy = Path(shutil.copytree(run, tmp_path / "run"))
+    copy = part_of(run, tmp_path / "run", "piqa")
     edit_rows(copy, "piqa", "loglikelihood", lambda _, row: row | {BEYOND: row["checkpoint"] == "gla"})
     folder = samples_of(copy, out=tmp_path / "page")
-    assert tables(folder, out=tmp_path / "samples") == tables(copy, out=tmp_path / "tables")
+    assert tables(folder) == tables(copy)
     marked = [row["checkpoint"] for row in rows_by_cell(folder)["piqa.loglikelihood"] if row[BEYOND]]
     assert marked == ["gla"] * 80
     assert contents(samples_of(folder, out=tmp_path / "again")) == contents(folder)
