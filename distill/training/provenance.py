@@ -2,7 +2,6 @@
 
 import platform
 from datetime import UTC, datetime
-from importlib import metadata
 from typing import Any
 
 import evalsuite
@@ -10,6 +9,7 @@ from evalsuite.distill.data.mixture import distinct_tokens, documents_without_lo
 from evalsuite.distill.recipe import Recipe
 from evalsuite.distill.training.builders import TrainingModels
 from evalsuite.distill.training.train_state import Progress
+from evalsuite.foundation.dependencies import installed_versions
 from evalsuite.models.mixers import MIXERS
 
 SCHEMA = 7
@@ -22,12 +22,7 @@ PACKAGES = ("torch", "transformers", "flash-linear-attention", "triton", "accele
 def package_versions() -> dict[str, str]:
     """Versions of the packages that affect results; packages that are not installed are left out."""
     found = {"evalsuite": evalsuite.__version__, "python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
+    return found | installed_versions(PACKAGES)
 
 
 def build_lineage(

@@ -9,12 +9,12 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import evalsuite
 from evalsuite.foundation import RunFolderError
+from evalsuite.foundation.dependencies import installed_versions
 from evalsuite.reports.run import (
     Engine,
     read_environment,
@@ -52,16 +52,10 @@ def describe_machine() -> dict[str, Any]:
 
 def describe_packages() -> dict[str, Any]:
     """Return what of this machine affects the numerics of a model."""
-    versions = {}
-    for package in PACKAGES:
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "packages": versions,
+        "packages": installed_versions(PACKAGES),
         "accelerators": _accelerators(),
     }
 

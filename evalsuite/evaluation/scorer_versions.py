@@ -1,5 +1,6 @@
 """Versions of the scorers: equal versions turn equal responses into equal scores."""
 
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,10 @@ _LOGLIKELIHOOD = ("loglikelihood.py", "compat_lm_eval.py")
 _GENERATION = ("generation.py", "reasoning.py", "outcomes.py", "compat_evalscope.py")
 _ADAPTER = "evalscope_adapter.py"
 _SANDBOX = ("sandbox.py", "sandbox_child.py")
+
+
+_harness_version = cache(metadata.version)
+"""Its metadata are parsed once, not for every cell."""
 
 
 def scorer_version(benchmark: Benchmark, protocol: str) -> ScorerVersion:
@@ -38,7 +43,7 @@ def scorer_version(benchmark: Benchmark, protocol: str) -> ScorerVersion:
             scorer=benchmark.loglikelihood.task,
             version=content_hash([source_hash(*_LOGLIKELIHOOD, root=_FOLDER), files], 12),
             harness="lm-eval",
-            harness_version=metadata.version("lm-eval"),
+            harness_version=_harness_version("lm-eval"),
         )
     assert benchmark.generation is not None
     spec = benchmark.generation
@@ -55,5 +60,5 @@ def scorer_version(benchmark: Benchmark, protocol: str) -> ScorerVersion:
         scorer=spec.scorer or spec.dataset,
         version=content_hash(parts, 12),
         harness="EvalScope",
-        harness_version=metadata.version("evalscope"),
+        harness_version=_harness_version("evalscope"),
     )

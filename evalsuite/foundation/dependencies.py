@@ -1,4 +1,8 @@
-"""Which extra of evalsuite installs which package."""
+"""Which extra of evalsuite installs which package, and which versions are installed."""
+
+from collections.abc import Iterable
+from functools import cache
+from importlib import metadata
 
 from evalsuite.foundation.errors import MissingDependencyError
 
@@ -40,3 +44,18 @@ def missing_dependency(error: ModuleNotFoundError, verb: str) -> MissingDependen
     else:
         return None
     return MissingDependencyError(f"package '{package}' is not installed: pip install 'evalsuite[{extra}]'")
+
+
+@cache
+def package_version(package: str) -> str | None:
+    """Version of an installed package, None without it; parsing its metadata takes milliseconds, so once."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def installed_versions(packages: Iterable[str]) -> dict[str, str]:
+    """Versions of those of the packages that are installed."""
+    found = ((package, package_version(package)) for package in packages)
+    return {package: version for package, version in found if version is not None}
