@@ -255,12 +255,13 @@ def plan_gate(
     """
     from evalsuite.reports import load_policy
     from evalsuite.reports.gate.plan import Assumptions, plan_policy
+    from evalsuite.reports.run import read_manifest
 
     rules = load_policy(Path(policy)) if isinstance(policy, str | Path) else policy
     return plan_policy(
         rules.with_options(benchmarks=tuple(benchmarks), over=over, run_spread=run_spread),
         documents=documents,
-        runs=[Path(run) for run in runs],
+        manifests=[read_manifest(Path(run)) for run in runs],
         students=len(checkpoints) or None,
         assumptions=Assumptions(**assumptions),
     )

@@ -10,7 +10,8 @@ from evalsuite.evaluation.documents import load_documents
 from evalsuite.evaluation.environment import coverage_notices
 from evalsuite.evaluation.inference.engines import resolve_device
 from evalsuite.evaluation.inference.worker import token_cost
-from evalsuite.evaluation.plan import resolve_suite
+from evalsuite.evaluation.plan import count_documents, make_manifest, resolve_suite
+from evalsuite.evaluation.run_paths import cell_documents
 from evalsuite.foundation import ConfigError
 from evalsuite.models.engines import engine_type
 from evalsuite.models.inference.batch_limits import min_tokens_saved
@@ -18,6 +19,7 @@ from evalsuite.models.inference.registry import EngineSettings
 from evalsuite.models.inference.requests import GenerateRequest, Request, ScoreRequest
 from evalsuite.models.inference.torch.loglikelihood import tokens_read
 from evalsuite.protocols.tokenization import Encoder
+from evalsuite.reports.run import Manifest
 
 
 @dataclass
@@ -31,6 +33,8 @@ class Estimate:
     """Requests of contexts that one of the checkpoints does not read, over all checkpoints."""
     parameters: int = 0
     """Sum over all checkpoints."""
+    manifest: Manifest | None = None
+    """Of the run: its benchmarks with numbers of documents."""
     time: str = ""
     """Expected duration of inference, in words."""
     partial: Mapping[str, Sequence[int]] = field(default_factory=dict)
@@ -89,7 +93,15 @@ def estimate_run(config: RunConfig) -> Estimate:
     all_requests: list[Request] = []
     max_length = shortest(described)
     limits = [each.limit(resolved.max_length) for each in described]
-    for cell in resolved.cells({name: len(documents) for name, documents in found.items()}):
+    cells = resolved.cells({name: len(documents) for name, documents in found.items()})
+    counts = {
+        (cell.benchmark, cell.protocol): count_documents(
+            cell_documents(found[cell.benchmark], cell, resolved.suite.seed)
+        )
+        for cell in cells
+    }
+    result.manifest = make_manifest(resolved, described, counts)
+    for cell in cells:
         request_sets = build_cell(
             resolved,
             cell,

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
-from pathlib import Path
 from typing import Any
 
 from evalsuite.foundation import ConfigError
@@ -15,7 +14,7 @@ from evalsuite.reports.gate.verdict import requirement
 from evalsuite.reports.json_values import to_json
 from evalsuite.reports.measures.recovery import STATED
 from evalsuite.reports.rules.evidence import matches
-from evalsuite.reports.run import Benchmark, Manifest, ProtocolSettings, read_manifest
+from evalsuite.reports.run import Benchmark, Manifest, ProtocolSettings
 from evalsuite.reports.statistics.power import (
     DecisionRates,
     Level,
@@ -200,7 +199,7 @@ def plan_policy(
     policy: Policy,
     *,
     documents: Sequence[int] = (),
-    runs: Sequence[Path] = (),
+    manifests: Sequence[Manifest] = (),
     students: int | None = None,
     assumptions: Assumptions | None = None,
 ) -> Plan:
@@ -210,22 +209,20 @@ def plan_policy(
         policy: the rules.
         documents: number of documents of each benchmark that a rule averages; a rule on one benchmark counts
             the least of them. A rule that states no protocol is planned under both.
-        runs: run folders whose manifests state the documents instead; scores are not read.
+        manifests: of runs, finished or planned, whose documents count instead.
         students: checkpoints that the policy is applied to; None: those that it names, else those of the
             runs, else one.
         assumptions: what is true; see the defaults.
 
     Raises:
-        ConfigError: neither or both of documents and runs, or a number that is no number of documents.
-        RunFolderError, DataError: as `read_manifest`.
+        ConfigError: neither or both of documents and manifests, or a number that is no number of documents.
     """
     given = assumptions or Assumptions()
-    if bool(documents) == bool(runs):
+    if bool(documents) == bool(manifests):
         raise ConfigError("a plan needs either run folders or --documents N, documents of each benchmark")
     for number in documents:
         if not 2 <= number <= 10**9:
             raise ConfigError(f"--documents {number}: must be at least 2 and at most 1,000,000,000")
-    manifests = [read_manifest(run) for run in runs]
     count = students or len(policy.checkpoints) or _students(manifests) or 1
     tasks = [
         (rule, protocol, cells)

@@ -280,11 +280,11 @@ def _ends(margin: Margin, counts: np.ndarray, level: Level) -> tuple[np.ndarray,
     degrees = documents - 1.0
     if not margin.slope:
         share = counts @ np.asarray(margin.level) / documents
-        ends = [
+        distances = [
             level_bounds(share, documents, 1.0, np.array(sign * student_quantile(degrees, 1 - tail))) - share
             for sign, tail in ((-1.0, level.passing), (1.0, level.failing))
         ]
-        low, high = (margin.lead * np.abs(end) for end in ends)
+        low, high = (margin.lead * np.abs(each) for each in distances)
         return mean, low, high
     low, high = (
         _bootstrap_end(margin.values, counts, side, tail)
@@ -296,10 +296,10 @@ def _ends(margin: Margin, counts: np.ndarray, level: Level) -> tuple[np.ndarray,
         wins = counts[few] @ np.maximum(difference, 0)
         losses = counts[few] @ np.maximum(-difference, 0)
         teacher = margin.lead * np.asarray(margin.level)
-        for ends, side, tail in ((low, -1, level.passing), (high, 1, level.failing)):
+        for end, side, tail in ((low, -1, level.passing), (high, 1, level.failing)):
             upward = side * margin.slope > 0
             score = abs(margin.slope) * _score_end(wins, losses, documents, upward, tail)
-            ends[few] = np.hypot(score, _bootstrap_end(teacher, counts[few], side, tail))
+            end[few] = np.hypot(score, _bootstrap_end(teacher, counts[few], side, tail))
     return mean, low, high
 
 

@@ -116,6 +116,10 @@ def test_estimate_counts_the_contexts_that_are_read(
     estimate = estimate_run(config(teacher, recurrent, tmp_path / "run", [128, 640], max_length=640))
     assert not estimate.left_out
     assert {row[2] for row in estimate.rows if row[0] == NAME} == {2}
+    # What a gate can plan with before the run: the counts of its manifest.
+    assert estimate.manifest is not None
+    planned = {each.name: each.protocols["generation"].total for each in estimate.manifest.benchmarks}
+    assert planned == {row[0]: row[2] for row in estimate.rows if row[1] == "generation"}
     assert estimate_run(config(teacher, recurrent, tmp_path / "run", [128, 640])).left_out.keys() == {
         f"{NAME}@640"
     }

@@ -89,6 +89,13 @@ def add(commands: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--dry-run", action="store_true", help="print documents, tokens and expected time, and exit"
     )
+    parser.add_argument(
+        "--policy",
+        type=Path,
+        metavar="FILE",
+        help="with --dry-run: also print how often this gate policy would notice a loss of 5 points, as "
+        "`evalsuite gate --plan`",
+    )
     phases = parser.add_argument_group("phases, for runs that are split across machines")
     phase = phases.add_mutually_exclusive_group()
     for name, text in (
@@ -144,19 +151,30 @@ def add(commands: argparse._SubParsersAction) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Evaluate, and print scores and the run folder."""
     config = run_config(arguments)
+    if "dry_run" in arguments:
+        return _dry_run(arguments, config)
     from evalsuite.evaluation import evaluate
 
-    if "dry_run" in arguments:
-        # Needs the harnesses, which a host that only runs inference lacks.
-        from evalsuite.evaluation import estimate_run
-
-        print(estimate_run(config))
-        return 0
     try:
         print(evaluate(config))
     finally:
         if config.export_shard is not None and Path(config.export_shard).is_file():
             print(f"shard written to {config.export_shard}")
+    return 0
+
+
+def _dry_run(arguments: argparse.Namespace, config: "RunConfig") -> int:
+    """Print the work of a run, and what a policy would notice in it."""
+    # Needs the harnesses, which a host that only runs inference lacks.
+    from evalsuite.evaluation import estimate_run
+    from evalsuite.reports import load_policy
+    from evalsuite.reports.gate.plan import plan_policy
+
+    policy = load_policy(arguments.policy) if "policy" in arguments else None
+    estimate = estimate_run(config)
+    print(estimate)
+    if policy is not None and estimate.manifest is not None:
+        print(f"\n{plan_policy(policy, manifests=[estimate.manifest]).text}")
     return 0
 
 
@@ -169,7 +187,9 @@ def run_config(arguments: argparse.Namespace) -> "RunConfig":
     from evalsuite.config import RunConfig, read_run_config
     from evalsuite.foundation import ConfigError
 
-    options = given_options(arguments, "config", "dry_run")
+    options = given_options(arguments, "config", "dry_run", "policy")
+    if "policy" in arguments and "dry_run" not in arguments:
+        raise ConfigError("--policy belongs to --dry-run; gate a finished run with `evalsuite gate --policy`")
     if "engine_args" in options:
         options["engine_args"] = engine_arguments(arguments)
     if "executor_args" in options:
