@@ -77,7 +77,7 @@ def test_rows_are_read_back(tmp_path: Path) -> None:
     assert score_paths(tmp_path, "arc", "generation") == []
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     detail=st.dictionaries(st.text(), st.recursive(st.none() | st.text() | st.integers(), st.lists)),
     value=st.floats(allow_nan=False, allow_infinity=False),
