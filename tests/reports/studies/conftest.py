@@ -2,6 +2,7 @@
 
 from tests.distill.conftest import (
     one_thread,
+    small_groups,
     small_recipe,
     stage,
     teacher_folder,
@@ -9,4 +10,6 @@ from tests.distill.conftest import (
     tokenizer,
 )
 
-__all__ = ["one_thread", "small_recipe", "stage", "teacher_folder", "texts_drawn_once", "tokenizer"]
+__all__ = [
+    "one_thread", "small_groups", "small_recipe", "stage", "teacher_folder", "texts_drawn_once", "tokenizer",
+]  # fmt: skip
