@@ -326,7 +326,7 @@ class GateConfig(_Selected):
     @property
     def report(self) -> Path | None:
         """The report.json to gate instead of runs."""
-        from evalsuite.reports.gate.from_report import report_file
+        from evalsuite.reports.run import report_file
 
         found = [file for each in self.runs if (file := report_file(Path(each))) is not None]
         if found and len(self.runs) > 1:

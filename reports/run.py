@@ -20,6 +20,8 @@ from evalsuite.foundation.typed import from_json, to_json
 
 SCHEMA = 4
 FILE = "run.json"
+REPORT = "report.json"
+"""What `compare` writes for other programs."""
 EARLIER = ("plan.yaml", "requests/index.json")
 """Files of a run folder that `evalsuite convert` converts."""
 
@@ -385,6 +387,13 @@ def manifest_path(run: Path) -> Path:
 def is_run_folder(path: Path) -> bool:
     """Whether a folder holds a run, of an earlier version perhaps, which `read_manifest` refuses by name."""
     return any((Path(path) / name).is_file() for name in (FILE, *EARLIER))
+
+
+def report_file(path: Path) -> Path | None:
+    """The report.json of a folder that `compare` wrote, or the file itself; None for anything else."""
+    if path.is_file():
+        return path if path.name == REPORT else None
+    return path / REPORT if (path / REPORT).is_file() and not is_run_folder(path) else None
 
 
 def write_manifest(run: Path, manifest: Manifest) -> None:

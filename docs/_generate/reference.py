@@ -94,11 +94,14 @@ def rule_metrics() -> str:
     """Return the metrics of gate rules with their bounds and options."""
     rows = [
         f"| `{name}` | `{each.bound}` | {each.unit} | "
+        f"{'–' if each.unchanged is None else 'yes'} | "
         f"{f'`--{each.bound}-{name}`' if each.has_option else '–'} | {each.hint} |"
         for measure in registries.own(MEASURES)
         for name, each in MEASURES[measure].metrics.items()
     ]
-    return "\n".join(("| metric | bound | unit | option | quantity |", "|---|---|---|---|---|", *rows))
+    return "\n".join(
+        ("| metric | bound | unit | `within` | option | quantity |", "|---|---|---|---|---|---|", *rows)
+    )
 
 
 def tables() -> str:

@@ -23,11 +23,10 @@ from evalsuite.reports.gate.verdict import Verdict
 from evalsuite.reports.measures.recovery import PROOF
 from evalsuite.reports.records.names import Name, find
 from evalsuite.reports.rules.measurement import KEPT, Measurement, NotMeasured
-from evalsuite.reports.run import Benchmark, is_run_folder
+from evalsuite.reports.run import REPORT, Benchmark
 from evalsuite.reports.statistics.contrasts import Contrast
 from evalsuite.reports.statistics.intervals import normal_quantile
 
-FILE = "report.json"
 _DRAWS = 4001
 _QUANTITIES = {
     "recovery": "recovery",
@@ -40,13 +39,6 @@ _QUANTITIES = {
     "gap": "gap",
 }
 """Metric of a rule → its interval in a row of the report."""
-
-
-def report_file(path: Path) -> Path | None:
-    """The report.json of a folder that `compare` wrote, or the file itself; None for anything else."""
-    if path.is_file():
-        return path if path.name == FILE else None
-    return path / FILE if (path / FILE).is_file() and not is_run_folder(path) else None
 
 
 def gate_report(
@@ -103,7 +95,7 @@ class _Report:
             protocol: how | {"documents": _by_context(how["documents"])}
             for protocol, how in found["protocols"].items()
         }
-        return from_json({**found, "protocols": protocols}, Benchmark, FILE)
+        return from_json({**found, "protocols": protocols}, Benchmark, REPORT)
 
 
 def _by_context(documents: Any) -> Any:

@@ -256,7 +256,7 @@ def _selected(
         cells = [
             PlannedCell(each, protocol, context, how.planned(context))
             for each in benchmarks
-            if (how := each.protocols.get(protocol)) is not None and how.direction == "higher"  # type: ignore[call-overload]  # the keys are these texts
+            if (how := each.protocols.get(protocol)) is not None and how.direction == "higher"
             for context in how.contexts
         ]
         cells = [cell for cell in cells if documents or matches(rule, cell)]
