@@ -63,7 +63,7 @@ def _parameters(cost: ModelCost) -> str:
 def _cache(cost: ModelCost) -> str:
     cache = cost.cache()
     if cache is None:
-        return "not counted: the config states no heads"
+        return f"not measured: {cost.foreign}"
     return (
         f"{_format_bytes(cache.per_token)} per token, {_format_bytes(cache.fixed)} of states; "
         f"{_format_bytes(cache.at(2048))} at 2,048 tokens, "
@@ -98,15 +98,31 @@ def _check_weights(info: CheckpointInfo, expected: Mapping[str, torch.Tensor]) -
 
 def _mixers_by_layer(cost: ModelCost) -> str:
     """Mixers with their layers: `gla 0-2, softmax 3`."""
-    if cost.is_foreign:
-        return f"{cost.config.num_hidden_layers}, whose mixers are not known"
+    names = _foreign_mixers(cost) if cost.is_foreign else cost.config.mixers
+    if len(names) != cost.config.num_hidden_layers:
+        return f"{cost.config.num_hidden_layers}, whose mixers are not told apart"
     runs: list[tuple[str, int, int]] = []
-    for layer, name in enumerate(cost.config.mixers):
+    for layer, name in enumerate(names):
         if runs and runs[-1][0] == name:
             runs[-1] = (name, runs[-1][1], layer)
         else:
             runs.append((name, layer, layer))
     return ", ".join(f"{name} {first}" + (f"-{last}" if last > first else "") for name, first, last in runs)
+
+
+def _foreign_mixers(cost: ModelCost) -> list[str]:
+    """Class of the mixer of each layer, and what it keeps."""
+    if isinstance(cost.foreign, str):
+        return []
+    names = []
+    for layer in cost.foreign:
+        span, states = layer.cache.span, layer.cache.states
+        kept = "a state" if states else "no cache"
+        if span is not None:
+            keys = "all tokens" if span.window is None else f"window of {span.window}"
+            kept = f"{keys}, and a state" if states else keys
+        names.append(f"{layer.mixer or 'layer'} ({kept})")
+    return names
 
 
 def _format_bytes(count: float) -> str:

@@ -12,8 +12,9 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from evalsuite.foundation import ConfigError
 from evalsuite.models.decoder.config import decoder_config
+from evalsuite.models.decoder.measured_layers import MeasuredLayer, measure_layers
 from evalsuite.models.decoder.model import StudentForCausalLM
-from evalsuite.models.mixers import AttentionSpan, CacheSpec
+from evalsuite.models.mixers import CacheSpec
 
 PEAK_FLOPS = {
     "H100 NVL": 835e12,
@@ -67,8 +68,8 @@ class ModelCost:
     """Parameters, FLOPs and cache of one model, whose weights are neither read nor made.
 
     FLOPs are per token of a forward pass, averaged over a sequence, and count matrix products, two per
-    multiply-add. Layers of a foreign architecture are not known: of such a model only parameters are counted,
-    and keys and values where its config states their heads.
+    multiply-add. Layers of a foreign architecture are not known: of such a model parameters are counted, and
+    its cache is measured.
 
     Args:
         config: of a teacher or student.
@@ -164,26 +165,32 @@ class ModelCost:
     def cache(self, dtype: torch.dtype = torch.bfloat16) -> CacheSize | None:
         """Cache per sequence; recurrent states are in float32, everything else in `dtype`.
 
-        Of a foreign architecture: keys and values of every layer, or None if its config states no heads.
+        That of a foreign architecture is measured on the meta device; None if it can't be, see `foreign`.
         """
         if not self.is_foreign:
             specs = tuple(layer.self_attn.cache_spec() for layer in self._layers)
-            return CacheSize(layers=specs, dtype=dtype)
-        config = self.config.get_text_config()
-        heads = getattr(config, "num_key_value_heads", None) or getattr(config, "num_attention_heads", None)
-        if not isinstance(heads, int):
+        elif isinstance(self.foreign, str):
             return None
-        layer = CacheSpec(kv_width=2 * heads * _head_dim(config), span=AttentionSpan())
-        return CacheSize(layers=(layer,) * config.num_hidden_layers, dtype=dtype)
+        else:
+            specs = tuple(layer.cache for layer in self.foreign)
+        return CacheSize(layers=specs, dtype=dtype)
+
+    @cached_property
+    def foreign(self) -> list[MeasuredLayer] | str:
+        """Layers of a foreign architecture as its own code keeps them, or why they can't be measured."""
+        try:
+            return measure_layers(build_on_meta(self.config, torch.bfloat16))
+        except Exception as error:
+            return f"{error or type(error).__name__}".splitlines()[0]
 
 
 _COSTS: dict[str, ModelCost] = {}
 
 
-def build_on_meta(config: PreTrainedConfig) -> PreTrainedModel:
-    """The model of a config on the meta device."""
+def build_on_meta(config: PreTrainedConfig, dtype: torch.dtype | None = None) -> PreTrainedModel:
+    """The model of a config on the meta device; `dtype`: None for that of the config."""
     with torch.device("meta"):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
     return model
 
 

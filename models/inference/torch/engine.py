@@ -101,7 +101,8 @@ class TorchEngine(InProcessEngine):
         """Times a few layers of the model."""
         from evalsuite.models.inference.token_times import measure_token_times
 
-        return measure_token_times(cls, config, tokenizer, settings, **expected)
+        kind = open_in_process if cls is TorchEngine else cls
+        return measure_token_times(kind, config, tokenizer, settings, **expected)
 
     def benchmark(self) -> "Benchmark":
         from evalsuite.models.inference.torch.benchmark import TorchBenchmark

@@ -37,11 +37,11 @@ def choose(
         ValueError: a measure lacks a run of the target.
     """
     runs = list(target)
-    for name, scores in measures.items():
-        if missing := [run for run in runs if run not in scores]:
+    for name, values in measures.items():
+        if missing := [run for run in runs if run not in values]:
             raise ValueError(f"{name}: no score of {missing[0].student}, seed {missing[0].seed}")
     found = np.array([target[run] for run in runs])
-    order = {name: np.array([scores[run] for run in runs]) for name, scores in measures.items()}
+    order = {name: np.array([values[run] for run in runs]) for name, values in measures.items()}
     random = np.random.default_rng(seed)
     groups = _groups(runs)
     regrets: dict[str, list[float]] = {name: [] for name in measures}

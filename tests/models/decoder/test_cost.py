@@ -180,7 +180,11 @@ def test_what_is_counted_of_foreign_architectures() -> None:
     cache = gpt2.cache(torch.float32)
     assert cache is not None
     assert cache.per_token == 2 * 2 * 768 * 4
-    assert mamba.cache() is None
+    states = mamba.cache(torch.float32)
+    assert states is not None
+    assert states.per_token == 0
+    # Two layers of 1,536 channels: a state of 16 numbers and a convolution over four tokens.
+    assert states.at(1) == states.at(9000) == 2 * 1536 * (16 + 4) * 4
     for cost in (gpt2, mamba):
         with pytest.raises(ConfigError, match="layers of architecture"):
             cost.forward_flops(8)

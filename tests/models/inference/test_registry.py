@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import PreTrainedModel
+from transformers import AutoConfig, PreTrainedModel
 
 from evalsuite.foundation import ConfigError, registry
 from evalsuite.foundation.registry import API_VERSION
@@ -18,6 +18,7 @@ from evalsuite.models.inference import Engine, EngineSettings, EngineType, Score
 from evalsuite.models.inference.requests import GenerateRequest, GenerateResponse, ScoreResponse
 from evalsuite.models.inference.torch.engine import TorchEngine
 from evalsuite.models.inference.vllm.engine import VllmEngine
+from tests.parity.tiny_families import FAMILIES, make_tokenizer
 
 SETTINGS = EngineSettings(device="cpu", dtype="float32", label="mine")
 
@@ -126,5 +127,15 @@ def test_the_torch_engine_opens_a_checkpoint(make_teacher: Callable[..., PreTrai
         parameters=10**6,
         prompt_tokens=8,
         num_responses=0,
+    )
+    assert times.prefill > 0
+
+
+@torch.no_grad()
+def test_what_engine_torch_does_not_run_is_timed_in_engine_transformers() -> None:
+    family = FAMILIES["qwen3_5"]
+    config = AutoConfig.for_model(family.model_type, **family.settings)
+    times = TorchEngine.token_times(
+        config, make_tokenizer(), SETTINGS, parameters=10**6, prompt_tokens=8, num_responses=0
     )
     assert times.prefill > 0

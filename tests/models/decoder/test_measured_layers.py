@@ -1,0 +1,93 @@
+"""Layers and caches of foreign architectures, against the caches that their code really makes."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import CONFIG_MAPPING, AutoConfig
+
+from evalsuite.models.checkpoints.describe import describe
+from evalsuite.models.decoder.cost import ModelCost, build_on_meta
+from evalsuite.models.decoder.measured_layers import measure_layers
+from tests.parity.tiny_families import FAMILIES, make_model, make_tokenizer
+
+KINDS = {
+    "gpt2": ["GPT2Attention", "GPT2Attention"],
+    "gemma2": ["Gemma2Attention", "Gemma2Attention"],
+    "deepseek_v3": ["DeepseekV3Attention", "DeepseekV3Attention"],
+    "mamba2": ["Mamba2Mixer", "Mamba2Mixer"],
+    "falcon_h1": ["FalconH1Mixer + FalconH1Attention"] * 2,
+    "bamba": ["BambaMixer", "BambaAttention"],
+    "nemotron_h": ["NemotronHMamba2Mixer", "NemotronHAttention", ""],
+    "qwen3_5": ["Qwen3_5GatedDeltaNet", "Qwen3_5Attention"],
+    "qwen3_next": ["Qwen3NextGatedDeltaNet", "Qwen3NextAttention"],
+    "olmo_hybrid": ["OlmoHybridGatedDeltaNet", "OlmoHybridAttention"],
+    "lfm2": ["Lfm2ShortConv", "Lfm2Attention"],
+    "rwkv": [""],
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_measured_cache_is_the_one_that_is_made(name: str) -> None:
+    family = FAMILIES[name]
+    if family.model_type not in CONFIG_MAPPING:
+        pytest.skip(f"this transformers has no {family.title}")
+    model = make_model(family).eval()
+    layers = measure_layers(build_on_meta(model.config, torch.bfloat16))
+    assert [layer.mixer for layer in layers] == KINDS[name]
+    for length in (5, 20):  # within the windows of 7, and beyond
+        with torch.no_grad():
+            output = model(input_ids=torch.zeros(1, length, dtype=torch.long), use_cache=True)
+        cache = (
+            output["state"]
+            if name == "rwkv"
+            else output["past_key_values" if "past_key_values" in output else "cache_params"]
+        )
+        made = sum(tensor.nbytes for layer in getattr(cache, "layers", [cache]) for tensor in tensors(layer))
+        assert sum(layer.cache.bytes(length, torch.float32) for layer in layers) == made
+
+
+def tensors(layer: object) -> list[torch.Tensor]:
+    """The floating-point tensors of the cache of a layer, or of a list of states."""
+    found = []
+    for value in layer if isinstance(layer, list) else vars(layer).values():
+        parts = value.values() if isinstance(value, dict) else [value]
+        found += [part for part in parts if isinstance(part, torch.Tensor) and part.is_floating_point()]
+    return found
+
+
+def test_what_can_not_be_measured_says_why() -> None:
+    cost = ModelCost.of(
+        AutoConfig.for_model(FAMILIES["recurrent_gemma"].model_type, **FAMILIES["recurrent_gemma"].settings)
+    )
+    assert cost.is_foreign
+    assert cost.cache() is None
+    assert cost.foreign == "its forward pass returns no cache"
+
+
+@pytest.mark.parametrize(
+    ("name", "layers", "cache"),
+    [
+        (
+            "qwen3_5",
+            "Qwen3_5GatedDeltaNet (a state) 0, Qwen3_5Attention (all tokens) 1",
+            "64 B per token, 896 B of states",
+        ),
+        (
+            "falcon_h1",
+            "FalconH1Mixer + FalconH1Attention (all tokens, and a state) 0-1",
+            "128 B per token, 5.2 KiB of states",
+        ),
+        (
+            "recurrent_gemma",
+            "3, whose mixers are not told apart",
+            "not measured: its forward pass returns no",
+        ),
+    ],
+)
+def test_a_checkpoint_is_described_as_it_is(name: str, layers: str, cache: str, tmp_path: Path) -> None:
+    make_model(FAMILIES[name]).save_pretrained(tmp_path)
+    make_tokenizer().save_pretrained(tmp_path)
+    lines = describe(tmp_path).splitlines()
+    assert f"  layers      {layers}" in lines
+    assert any(line.startswith(f"  cache       {cache}") for line in lines)
