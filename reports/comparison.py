@@ -1,6 +1,6 @@
 """`compare`: build the report of one or more runs."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,7 +96,9 @@ def compare(
     if redacted:
         report = redact(report)
     if verdict is not None:
-        words = {label: _WORDS[outcome] for label, outcome in verdict.by_checkpoint.items()}
+        words: Mapping[str, StudentVerdict] | None = {
+            label: _WORDS[outcome] for label, outcome in verdict.by_checkpoint.items()
+        }
         report = report.having(policy_verdicts, words)
     out = Path(out)
     questions = None if redacted else questions

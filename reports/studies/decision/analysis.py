@@ -165,7 +165,7 @@ def corrected(protocol: Protocol, findings: Sequence[Findings]) -> list[Row]:
     for row in rows:
         if row.effect is not None:
             made.setdefault(row.family, []).append(row)
-    adjusted = {}
+    adjusted: dict[int, float] = {}
     for family, tests in made.items():
         planned = len(protocol.contrasts) * sum(
             family in teacher.students.values() for teacher in protocol.teachers.values()
