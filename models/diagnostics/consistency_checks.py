@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from evalsuite.foundation import DataError, MissingDependencyError
 from evalsuite.models import StudentForCausalLM, kernel_policy
 from evalsuite.models.checkpoints.load import Checkpoint
+from evalsuite.models.diagnostics.own_paths import OwnPathResult, check_own_paths, format_own_paths
 from evalsuite.models.inference.base import Engine
 from evalsuite.models.inference.batching import pad_right
 from evalsuite.models.inference.in_process import InProcessEngine
@@ -32,9 +33,13 @@ from evalsuite.models.inference.transformers.engine import TransformersEngine
 from evalsuite.models.inference.transformers.runner import CachedReader, PlainRunner
 from evalsuite.models.mixers import RecurrentMixer
 
-SCHEMA = 2
+SCHEMA = 3
 NUM_GENERATED = 24
 """Length of a greedy response."""
+MIN_TOKENS = 4
+"""Different tokens in all documents, without which order and padding change nothing."""
+OWN_TEXTS = 32
+"""Texts on which paths of the model's own code are compared, at most."""
 
 Logprobs = list[Tensor]
 """Log-probabilities [T, V] of each sequence."""
@@ -77,10 +82,12 @@ def run_consistency_checks(
         A JSON-serializable result: `schema`, `label`, `weights_id`, `device`, `dtype`, `documents`, `checks`
         (the fields of `ConsistencyCheck`), `max_difference` (over all checks of the same precision) and
         `max_changed_share` (the largest share of responses that any check changes). A difference between two
-        models below that share can be an artefact of how they are run.
+        models below that share can be an artefact of how they are run. `own_paths`: what its users may run
+        into elsewhere, on `own_texts` texts (the fields of `OwnPathResult`).
 
     Raises:
-        DataError: no request has two continuations, or the model's logits are not finite.
+        DataError: no request has two continuations, all have the same few tokens, or the model's logits are
+            not finite.
     """
     requests = [request for request in requests if len(request.continuations) > 1]
     if not requests:
@@ -99,6 +106,8 @@ def run_consistency_checks(
         "dtype": str(checkpoint.model.dtype).removeprefix("torch."),
         "documents": len(requests),
         "checks": [asdict(check) for check in checks],
+        "own_texts": min(len(requests), OWN_TEXTS),
+        "own_paths": [asdict(path) for path in runner.own_paths()],
         "max_difference": max((check.max_difference for check in same), default=0.0),
         "max_changed_share": max(shares, default=0.0),
     }
@@ -116,6 +125,11 @@ class _CheckRunner:
         self.model = checkpoint.model.eval()
         self.prompts = [GenerateRequest(r.context, SamplingParams(NUM_GENERATED)) for r in requests]
         self.sequences = [r.context + tokens for r in requests for tokens in r.continuations]
+        if len(distinct := set(itertools.chain.from_iterable(self.sequences))) < MIN_TOKENS:
+            raise DataError(
+                f"{checkpoint.label}: the documents have {len(distinct)} different tokens, of which no check "
+                "can tell anything; is this the tokenizer of the model?"
+            )
         self.reference = self.unbatched(self.model)
         if not all(bool(part.isfinite().all()) for part in self.reference):
             raise DataError(f"{checkpoint.label}: its log-probabilities are not finite (NaN in its logits)")
@@ -143,6 +157,14 @@ class _CheckRunner:
     def greedy(self) -> dict[int, GenerateResponse]:
         """Its greedy responses to all prompts together."""
         return dict(self.engine.generate(self.prompts))
+
+    def own_paths(self) -> list[OwnPathResult]:
+        """Paths of the model's own code, on the first continuation of each of some documents."""
+        ends = itertools.accumulate((len(request.continuations) for request in self.requests), initial=0)
+        places = list(itertools.islice(ends, min(len(self.requests), OWN_TEXTS)))
+        return check_own_paths(
+            self.model, [self.sequences[each] for each in places], [self.reference[each] for each in places]
+        )
 
     def compare_engine(self, other: Engine) -> list[ConsistencyCheck]:
         """Compare log-likelihoods and greedy responses with those of another engine.
@@ -331,7 +353,7 @@ class _CheckRunner:
     def other_backend(self) -> Logprobs:
         """The recurrence on the other backend."""
         if not any(isinstance(module, RecurrentMixer) for module in self.model.modules()):
-            raise _NotApplicableError("no recurrence in this model")
+            raise _NotApplicableError(f"{type(self.model).__name__} has no recurrence of two backends")
         with kernel_policy("torch" if self.model.device.type == "cuda" else "triton"):
             return self.unbatched(self.model)
 
@@ -370,4 +392,5 @@ def format_checks(result: dict[str, Any]) -> str:
             f"None of {result['documents']} responses changed: how the model is run accounts for at most "
             f"{bound:.1f} points of a difference between models (95 %)."
         )
+    lines += ["", *format_own_paths(result["own_paths"], result["own_texts"])]
     return "\n".join(lines)

@@ -81,7 +81,10 @@ def test_a_correct_model_is_consistent(mixers: list[str] | None) -> None:
     assert checks["generation"]["num_documents"] == 8
     assert checks["generation"]["changed_responses"] == 0
     assert result["max_difference"] < 1e-3
-    assert "responses changed" in format_checks(result)
+    assert not any(path["finding"] or path["skipped"] for path in result["own_paths"])
+    text = format_checks(result)
+    assert "responses changed" in text
+    assert "No path differs in 8 texts beyond rounding: a path that changes more than 38 % of texts" in text
 
 
 def test_a_model_that_attends_to_padding_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,6 +114,12 @@ def test_non_finite_logits_are_refused() -> None:
 def test_documents_with_one_continuation_are_refused() -> None:
     with pytest.raises(DataError, match="two continuations"):
         run_consistency_checks(checkpoint(None), [ScoreRequest((1,), ((2,),))])
+
+
+def test_documents_of_one_unknown_token_are_refused() -> None:
+    same = [ScoreRequest((0,) * length, ((0,), (0, 0))) for length in (3, 5, 9)]
+    with pytest.raises(DataError, match="tiny: the documents have 1 different tokens"):
+        run_consistency_checks(checkpoint(None), same)
 
 
 def test_another_engine_is_compared() -> None:

@@ -1,0 +1,103 @@
+"""Defects of padding, packing and caches are found in models that have them, and in no other."""
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from transformers import CONFIG_MAPPING, PreTrainedModel
+
+from evalsuite.models import build_student
+from evalsuite.models.diagnostics.own_paths import OwnPathResult, check_own_paths, format_own_paths
+from tests.parity.tiny_families import FAMILIES, make_model
+
+DRAW = random.Random(0)
+ROWS = [tuple(DRAW.randrange(3, 96) for _ in range(DRAW.randint(6, 40))) for _ in range(8)]
+
+
+def tiny(name: str) -> PreTrainedModel:
+    """A random model of a family, in float32."""
+    if FAMILIES[name].model_type not in CONFIG_MAPPING:
+        pytest.skip(f"this transformers has no {FAMILIES[name].title}")
+    return make_model(FAMILIES[name]).eval().float()
+
+
+def findings(model: PreTrainedModel, plant: Callable[[], None] = lambda: None) -> dict[str, OwnPathResult]:
+    """Results by path; the reference is that of the model before a defect is planted."""
+    with torch.inference_mode():
+        reference = [
+            model(input_ids=torch.tensor([row]), use_cache=False).logits[0].log_softmax(-1) for row in ROWS
+        ]
+    plant()
+    return {path.name: path for path in check_own_paths(model, ROWS, reference)}
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gpt_neox", "deepseek_v3", "olmo", "cohere"])
+def test_sound_families_have_no_finding(name: str) -> None:
+    found = findings(tiny(name))
+    assert [path.name for path in found.values() if path.finding or path.skipped] == []
+    assert found["padded right"].num_tokens == sum(map(len, ROWS))
+    assert found["right, decoded"].num_tokens == len(ROWS)
+
+
+@pytest.mark.parametrize("mixers", [["gated_deltanet", "kda"], ["gla", "softmax"]])
+def test_students_have_no_finding(mixers: list[str]) -> None:
+    found = findings(build_student(tiny("llama"), mixers).eval())
+    assert [path.name for path in found.values() if path.finding or path.skipped] == []
+
+
+@pytest.mark.parametrize("name", ["mamba2", "nemotron_h", "qwen3_5", "olmo_hybrid"])
+def test_public_defects_of_hybrids_are_found(name: str) -> None:
+    """transformers 5.24: pads stay in states (#48256), and positions do not isolate packed texts."""
+    found = findings(tiny(name))
+    assert "#48256" in found["right, decoded"].finding
+    assert found["right, decoded"].max_difference > 0.1
+    assert "leak" in found["packed"].finding
+    assert not found["padded right"].finding
+    assert not found["repeated"].finding
+
+
+@pytest.mark.parametrize(
+    ("ignored", "paths"),
+    [
+        # Positions that start again tell the text from the pads on its left.
+        ("attention_mask", {"right, decoded", "left, decoded"}),
+        ("position_ids", {"padded left", "right, decoded", "left, decoded", "packed"}),
+        ("past_key_values", {"right, decoded", "left, decoded", "chunked"}),
+    ],
+)
+def test_an_ignored_argument_is_found(ignored: str, paths: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny("gpt2")
+    original = model.forward
+
+    def forward(**arguments: Any) -> Any:
+        return original(**{name: value for name, value in arguments.items() if name != ignored})
+
+    found = findings(model, lambda: monkeypatch.setattr(model, "forward", forward))
+    assert {path.name for path in found.values() if path.finding} == paths
+
+
+def test_runs_that_differ_and_refusals_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny("gpt2")
+    original = model.forward
+
+    def forward(use_cache: bool = False, position_ids: Any = None, **arguments: Any) -> Any:
+        if position_ids is not None:
+            raise NotImplementedError("positions are not\nsupported")
+        output = original(use_cache=use_cache, **arguments)
+        output.logits = output.logits + torch.randn(()) * torch.eye(96)[:1]
+        return output
+
+    found = findings(model, lambda: monkeypatch.setattr(model, "forward", forward))
+    assert found["repeated"].finding == "two equal runs differ"
+    assert found["packed"].skipped == "GPT2LMHeadModel: positions are not"
+    assert not found["packed"].finding
+
+
+def test_lines_name_what_is_found() -> None:
+    found = findings(tiny("mamba2"))
+    fields = [{name: getattr(path, name) for name in path.__slots__} for path in found.values()]
+    lines = format_own_paths(fields, len(ROWS))
+    assert any(line.startswith("right, decoded") and line.endswith("in a window") for line in lines)
+    assert lines[-1].endswith("evalsuite scores it without them.")
