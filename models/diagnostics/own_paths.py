@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from evalsuite.models.decoder.cache import CACHE
 from evalsuite.models.inference.batching import pad_right
 from evalsuite.models.inference.settling import rounding
+from evalsuite.models.inference.transformers.runner import returned_cache
 
 Rows = Sequence[tuple[int, ...]]
 Logprobs = list[Tensor]
@@ -222,17 +224,15 @@ def _decode(
     model: PreTrainedModel, output: object, tokens: Tensor, mask: Tensor, positions: Tensor
 ) -> Logprobs:
     """Read tokens [R, T] after what the cache of `output` holds, of which `mask` [R, C] is real."""
-    for name in ("past_key_values", "cache_params", "state"):
-        if (cache := getattr(output, name, None)) is not None:
-            break
-    else:
+    extra = returned_cache(output)
+    if not extra:
         raise ValueError("its forward pass returns no cache")
-    extra = {} if name != "past_key_values" else {"position_ids": positions.to(model.device)}
+    if not extra.keys().isdisjoint((CACHE, "past_key_values")):
+        extra["position_ids"] = positions.to(model.device)
     logits = model(
         input_ids=tokens,
         attention_mask=torch.cat([mask, torch.ones_like(tokens)], 1),
         use_cache=True,
-        **{name: cache},
         **extra,
     ).logits
     if logits.shape[1] != tokens.shape[1]:

@@ -21,8 +21,16 @@ Batching = Literal["padded", "equal lengths", "single texts"]
 Caching = Literal["batches", "single texts", "never"]
 """With which texts a model's own cache is used: several together, one at a time, or none."""
 
-_CACHES = tuple(dict.fromkeys((CACHE, "past_key_values", "cache_params", "state")))
+CACHES = tuple(dict.fromkeys((CACHE, "past_key_values", "cache_params", "state")))
 """Names of the cache in outputs and arguments of transformers' models."""
+
+
+def returned_cache(output: Any) -> dict[str, Any]:
+    """The cache of a forward pass, by the name of the argument that takes it; empty if there is none."""
+    for name in CACHES:
+        if (cache := getattr(output, name, None)) is not None:
+            return {name: cache}
+    return {}
 
 
 class PlainRunner:
@@ -112,8 +120,7 @@ class CachedReader:
             extra["position_ids"] = positions.expand(tokens.shape[0], -1)
         self._length += tokens.shape[1]
         out = runner.model(input_ids=tokens, use_cache=True, **self.cache, **extra)
-        found = {name: value for name in _CACHES if (value := getattr(out, name, None)) is not None}
-        self.cache = dict(list(found.items())[:1])
+        self.cache = returned_cache(out)
         logits: Tensor = out.logits
         return logits[:, -1]
 

@@ -9,6 +9,7 @@ import torch
 from transformers import CONFIG_MAPPING, PreTrainedModel
 
 from evalsuite.models import build_student
+from evalsuite.models.decoder.cache import CACHE
 from evalsuite.models.diagnostics.own_paths import OwnPathResult, check_own_paths, format_own_paths
 from tests.parity.tiny_families import FAMILIES, make_model
 
@@ -64,7 +65,7 @@ def test_public_defects_of_hybrids_are_found(name: str) -> None:
         # Positions that start again tell the text from the pads on its left.
         ("attention_mask", {"right, decoded", "left, decoded"}),
         ("position_ids", {"padded left", "right, decoded", "left, decoded", "packed"}),
-        ("past_key_values", {"right, decoded", "left, decoded", "chunked"}),
+        (CACHE, {"right, decoded", "left, decoded", "chunked"}),
     ],
 )
 def test_an_ignored_argument_is_found(ignored: str, paths: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
