@@ -291,7 +291,7 @@ def admit(
         DataError: score rows of several fingerprints, or rows without the right answers.
     """
     plan = read_manifest(run)
-    checkpoint = _checkpoint(plan, teacher, run)
+    checkpoint = find_checkpoint(plan, teacher, run)
     decisions = []
     for benchmark in plan.benchmarks:
         if names is not None and benchmark.name not in names:
@@ -302,7 +302,8 @@ def admit(
     return decisions
 
 
-def _checkpoint(plan: Manifest, name: str | None, run: Path) -> Checkpoint:
+def find_checkpoint(plan: Manifest, name: str | None, run: Path) -> Checkpoint:
+    """The checkpoint of a run by its name; None: its teacher. Raises ConfigError as `admit`."""
     if name is None:
         found = [each for each in plan.checkpoints if each.role == "teacher"]
         if len(found) != 1:

@@ -14,7 +14,39 @@ from evalsuite.models.ops.recurrence import OWN, StateAccess
 CACHE = "cache" if "cache" in BaseModelOutputWithPast.__dataclass_fields__ else "past_key_values"
 """Name of the cache in transformers' forward passes: `cache` since 5.24, `past_key_values` before."""
 
+CACHES = tuple(dict.fromkeys((CACHE, "past_key_values", "cache_params", "state")))
+"""Names of the cache in outputs and arguments of transformers' models."""
+
 StateDict = dict[str, Tensor]
+
+
+def returned_cache(output: Any) -> dict[str, Any]:
+    """The cache of a forward pass, by the name of the argument that takes it; empty if there is none."""
+    for name in CACHES:
+        if (cache := getattr(output, name, None)) is not None:
+            return {name: cache}
+    return {}
+
+
+def cached_tensors(cache: Any) -> list[Tensor]:
+    """All tensors in a cache, which can be an object of any class, each once and in a fixed order."""
+    found: list[Tensor] = []
+    seen: set[int] = set()
+    waiting = [cache]
+    while waiting:
+        value = waiting.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, dict):
+            waiting += value.values()
+        elif isinstance(value, list | tuple):
+            waiting += value
+        elif hasattr(value, "__dict__") and not isinstance(value, type):
+            waiting += vars(value).values()
+    return found
 
 
 class RecurrentLayerCache(DynamicLayer):

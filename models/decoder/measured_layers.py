@@ -15,12 +15,13 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from evalsuite.models.decoder.cache import CACHES, cached_tensors, returned_cache
 from evalsuite.models.mixers import AttentionSpan, CacheSpec
 
 LENGTHS = (2, 3)
 """Tokens of the two passes: shorter than any window, and quick where code loops over tokens."""
-CACHES = ("past_key_values", "cache_params", "past_key_value", "cache", "state", "layer_past")
-"""What layers and models of transformers call their cache."""
+ARGUMENTS = {*CACHES, "cache", "past_key_value", "layer_past"}
+"""What layers of transformers call the cache that they read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,17 +56,16 @@ def measure_layers(model: PreTrainedModel) -> list[MeasuredLayer]:
 def _cached_layers(model: PreTrainedModel, length: int) -> list[Any]:
     """The cache of each layer after `length` tokens; all of it as one if it is not by layer."""
     output = model(input_ids=torch.zeros(1, length, dtype=torch.long, device=model.device), use_cache=True)
-    cache = next((output[name] for name in CACHES if output.get(name) is not None), None)
-    if cache is None:
+    if not (found := returned_cache(output)):
         raise ValueError("its forward pass returns no cache")
-    layers = getattr(cache, "layers", None)
-    return list(layers) if layers else [cache]
+    (cache,) = found.values()
+    return list(getattr(cache, "layers", None) or [cache])
 
 
 def _spec(short: Any, long: Any) -> CacheSpec:
     """What a layer keeps: by tensor, in numbers."""
     grows, states = 0, {"recurrent": 0, "other": 0}
-    for first, second in zip(_tensors(short), _tensors(long), strict=True):
+    for first, second in zip(cached_tensors(short), cached_tensors(long), strict=True):
         per_token, rest = divmod(second.numel() - first.numel(), LENGTHS[1] - LENGTHS[0])
         if rest or per_token < 0:
             raise ValueError(f"a cached tensor has shape {tuple(first.shape)}, then {tuple(second.shape)}")
@@ -81,25 +81,6 @@ def _spec(short: Any, long: Any) -> CacheSpec:
     )
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    """All tensors that something holds, each once, in a fixed order."""
-    seen: set[int] = set()
-    waiting = [value]
-    while waiting:
-        each = waiting.pop()
-        if id(each) in seen:
-            continue
-        seen.add(id(each))
-        if isinstance(each, torch.Tensor):
-            yield each
-        elif isinstance(each, dict):
-            waiting += each.values()
-        elif isinstance(each, list | tuple):
-            waiting += each
-        elif hasattr(each, "__dict__") and not isinstance(each, type | torch.dtype | torch.device):
-            waiting += vars(each).values()
-
-
 def _mixers(model: PreTrainedModel) -> list[str]:
     """Classes of what reads the cache in each layer, from the first list of as many modules as layers."""
     count = model.config.get_text_config().num_hidden_layers
@@ -113,7 +94,7 @@ def _readers(layer: nn.Module) -> list[str]:
     return [
         type(child).__name__
         for child in layer.children()
-        if any(name in inspect.signature(child.forward).parameters for name in CACHES)
+        if not ARGUMENTS.isdisjoint(inspect.signature(child.forward).parameters)
     ]
 
 

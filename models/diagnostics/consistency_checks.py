@@ -18,9 +18,16 @@ from transformers import PreTrainedModel
 from evalsuite.foundation import DataError, MissingDependencyError
 from evalsuite.models import StudentForCausalLM, kernel_policy
 from evalsuite.models.checkpoints.load import Checkpoint
-from evalsuite.models.diagnostics.own_paths import OwnPathResult, check_own_paths, format_own_paths
+from evalsuite.models.diagnostics.own_paths import (
+    Logprobs,
+    OwnPathResult,
+    Side,
+    check_own_paths,
+    format_own_paths,
+    packed,
+    padded,
+)
 from evalsuite.models.inference.base import Engine
-from evalsuite.models.inference.batching import pad_right
 from evalsuite.models.inference.in_process import InProcessEngine
 from evalsuite.models.inference.requests import (
     GenerateRequest,
@@ -40,9 +47,6 @@ MIN_TOKENS = 4
 """Different tokens in all documents, without which order and padding change nothing."""
 OWN_TEXTS = 32
 """Texts on which paths of the model's own code are compared, at most."""
-
-Logprobs = list[Tensor]
-"""Log-probabilities [T, V] of each sequence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,24 +293,19 @@ class _CheckRunner:
     def _batches(self, size: int) -> list[list[tuple[int, ...]]]:
         return [self.sequences[start : start + size] for start in range(0, len(self.sequences), size)]
 
-    def padded(self, side: str) -> Logprobs:
+    def padded(self, side: Side) -> Logprobs:
         """Batches of sixteen padded sequences, with an attention mask."""
         plain = self.engine.runner if isinstance(self.engine, TransformersEngine) else None
         if plain is not None and (side == "left" or plain.batching != "padded"):
             raise _NotApplicableError(f"{type(self.model).__name__} is never padded on the {side}")
         found: Logprobs = []
         for rows in self._batches(16):
-            order = slice(None, None, 1 if side == "right" else -1)
-            tokens, lengths = pad_right([row[order] for row in rows], self.model.device)
-            mask = (torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]).long()
-            if side == "left":
-                tokens, mask = tokens.flip(1), mask.flip(1)
-            if plain is None:
-                positions = (mask.cumsum(1) - 1).clamp(min=0)
-                logits = self.model(input_ids=tokens, attention_mask=mask, position_ids=positions).logits
-            else:  # It may take neither mask nor positions.
-                logits = plain.logits(rows)
-            found += [_logprobs(row[real.bool()]) for row, real in zip(logits, mask, strict=True)]
+            # An engine's own padding may take neither mask nor positions.
+            found += (
+                padded(self.model, rows, side)
+                if plain is None
+                else [_logprobs(row[: len(text)]) for row, text in zip(plain.logits(rows), rows, strict=True)]
+            )
         return found
 
     def packed(self) -> Logprobs:
@@ -315,14 +314,11 @@ class _CheckRunner:
             raise _NotApplicableError(f"texts of {type(self.model).__name__} are never packed")
         found: Logprobs = []
         for rows in self._batches(4):
-            lengths = [len(row) for row in rows]
-            positions = torch.cat([torch.arange(length) for length in lengths])[None]
-            extra: dict[str, Any] = {"position_ids": positions.to(self.model.device)}
+            extra = {}
             if isinstance(self.model, StudentForCausalLM):
-                extra["cu_seqlens"] = torch.tensor([0, *itertools.accumulate(lengths)]).to(self.model.device)
-            joined = tuple(itertools.chain.from_iterable(rows))
-            logits = self.model(input_ids=self._ids(joined), use_cache=False, **extra).logits[0]
-            found += [_logprobs(part) for part in logits.split(lengths)]
+                bounds = [0, *itertools.accumulate(map(len, rows))]
+                extra["cu_seqlens"] = torch.tensor(bounds).to(self.model.device)
+            found += packed(self.model, rows, **extra)
         return found
 
     def decoded(self) -> Logprobs:

@@ -7,18 +7,19 @@ where its engines do not prove them; a trainer or a server may.
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from evalsuite.models.decoder.cache import CACHE
+from evalsuite.models.decoder.cache import CACHE, returned_cache
 from evalsuite.models.inference.batching import pad_right
 from evalsuite.models.inference.settling import rounding
-from evalsuite.models.inference.transformers.runner import returned_cache
 
 Rows = Sequence[tuple[int, ...]]
+Side = Literal["right", "left"]
 Logprobs = list[Tensor]
 """Log-probabilities [n, V] after the last n tokens of each text; n is the path's own."""
 
@@ -60,36 +61,19 @@ class OwnPathResult:
     skipped: str | None = None
 
 
-def padded_right(model: PreTrainedModel, rows: Rows) -> Logprobs:
-    """All positions of texts in one batch, padded on the right, with a mask."""
-    tokens, mask = _pad(model, rows)
-    logits = model(input_ids=tokens, attention_mask=mask, use_cache=False).logits
-    return [_logprobs(row[: len(text)]) for row, text in zip(logits, rows, strict=True)]
+def padded(model: PreTrainedModel, rows: Rows, side: Side) -> Logprobs:
+    """All positions of texts in one padded batch, with a mask; on the left, with positions too."""
+    tokens, mask, extra = _pad(model, rows, side)
+    logits = model(input_ids=tokens, attention_mask=mask, use_cache=False, **extra).logits
+    return [_logprobs(row[real.bool()]) for row, real in zip(logits, mask, strict=True)]
 
 
-def padded_left(model: PreTrainedModel, rows: Rows) -> Logprobs:
-    """All positions of texts in one batch, padded on the left, with mask and positions."""
-    tokens, mask = (part.flip(1) for part in _pad(model, [row[::-1] for row in rows]))
-    positions = (mask.cumsum(1) - 1).clamp(min=0)
-    logits = model(input_ids=tokens, attention_mask=mask, position_ids=positions, use_cache=False).logits
-    return [_logprobs(row[-len(text) :]) for row, text in zip(logits, rows, strict=True)]
-
-
-def padded_right_then_decoded(model: PreTrainedModel, rows: Rows) -> Logprobs:
-    """The last position, read from the cache of a batch that was padded on the right."""
-    tokens, mask = _pad(model, [row[:-1] for row in rows])
-    cache = model(input_ids=tokens, attention_mask=mask, use_cache=True)
+def decoded(model: PreTrainedModel, rows: Rows, side: Side) -> Logprobs:
+    """The last position, read from the cache of a padded batch; on the left, as `generate` does."""
+    tokens, mask, extra = _pad(model, [row[:-1] for row in rows], side)
+    output = model(input_ids=tokens, attention_mask=mask, use_cache=True, **extra)
     last = torch.tensor([[row[-1]] for row in rows], device=model.device)
-    return _decode(model, cache, last, mask, torch.tensor([[len(row) - 1] for row in rows]))
-
-
-def padded_left_then_decoded(model: PreTrainedModel, rows: Rows) -> Logprobs:
-    """The last position, read from the cache of a batch that was padded on the left, as `generate` does."""
-    tokens, mask = (part.flip(1) for part in _pad(model, [row[:-1][::-1] for row in rows]))
-    positions = (mask.cumsum(1) - 1).clamp(min=0)
-    cache = model(input_ids=tokens, attention_mask=mask, position_ids=positions, use_cache=True)
-    last = torch.tensor([[row[-1]] for row in rows], device=model.device)
-    return _decode(model, cache, last, mask, torch.tensor([[len(row) - 1] for row in rows]))
+    return _decode(model, output, last, mask, torch.tensor([[len(row) - 1] for row in rows]))
 
 
 def chunked(model: PreTrainedModel, rows: Rows) -> Logprobs:
@@ -104,12 +88,12 @@ def chunked(model: PreTrainedModel, rows: Rows) -> Logprobs:
     return found
 
 
-def packed(model: PreTrainedModel, rows: Rows) -> Logprobs:
-    """All positions of texts in one row, told apart by their positions alone."""
+def packed(model: PreTrainedModel, rows: Rows, **extra: Tensor) -> Logprobs:
+    """All positions of texts in one row, told apart by their positions, and `extra` arguments if any."""
     lengths = [len(row) for row in rows]
     positions = torch.cat([torch.arange(length) for length in lengths])[None].to(model.device)
     joined = torch.tensor([list(itertools.chain.from_iterable(rows))], device=model.device)
-    logits = model(input_ids=joined, position_ids=positions, use_cache=False).logits[0]
+    logits = model(input_ids=joined, position_ids=positions, use_cache=False, **extra).logits[0]
     return [_logprobs(part) for part in logits.split(lengths)]
 
 
@@ -125,19 +109,19 @@ _STATES = "pads stay in the cache: in a state (transformers #48256) or in a wind
 _PADS = "pads change real tokens: the model takes no mask or positions"
 _LEAK = "packed texts are not isolated: states or keys leak from one to the next"
 OWN_PATHS = (
-    OwnPath("padded right", "one batch, padded on the right", _PADS, padded_right),
-    OwnPath("padded left", "one batch, padded on the left", _PADS, padded_left),
+    OwnPath("padded right", "one batch, padded on the right", _PADS, partial(padded, side="right")),
+    OwnPath("padded left", "one batch, padded on the left", _PADS, partial(padded, side="left")),
     OwnPath(
         "right, decoded",
         "a step from the cache of a batch padded on the right",
         _STATES,
-        padded_right_then_decoded,
+        partial(decoded, side="right"),
     ),
     OwnPath(
         "left, decoded",
         "a step from the cache of a batch padded on the left",
         _STATES,
-        padded_left_then_decoded,
+        partial(decoded, side="left"),
     ),
     OwnPath(
         "chunked",
@@ -215,9 +199,15 @@ def _check(
     return OwnPathResult(path.name, path.description, largest, changed, compared, finding)
 
 
-def _pad(model: PreTrainedModel, rows: Rows) -> tuple[Tensor, Tensor]:
-    tokens, lengths = pad_right(rows, model.device)
-    return tokens, (torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]).long()
+def _pad(model: PreTrainedModel, rows: Rows, side: Side) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """Tokens and mask [R, T], and the positions that padding on the left needs."""
+    order = slice(None, None, 1 if side == "right" else -1)
+    tokens, lengths = pad_right([row[order] for row in rows], model.device)
+    mask = (torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]).long()
+    if side == "right":
+        return tokens, mask, {}
+    tokens, mask = tokens.flip(1), mask.flip(1)
+    return tokens, mask, {"position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
 
 
 def _decode(

@@ -18,7 +18,7 @@ from evalsuite.foundation.typed import from_json
 from evalsuite.reports.analysis.scopes import weights_of
 from evalsuite.reports.exports.report_json import SCHEMA
 from evalsuite.reports.gate.policy import Policy, PolicyRule
-from evalsuite.reports.gate.run import Task, decided, publish, unmeasured, verdict_of
+from evalsuite.reports.gate.run import Task, decided, protocols_of, publish, verdict_of, without_student
 from evalsuite.reports.gate.verdict import Verdict
 from evalsuite.reports.measures.recovery import PROOF
 from evalsuite.reports.records.names import Name, find
@@ -28,17 +28,19 @@ from evalsuite.reports.statistics.contrasts import Contrast
 from evalsuite.reports.statistics.intervals import normal_quantile
 
 _DRAWS = 4001
-_QUANTITIES = {
-    "recovery": "recovery",
-    "capped_recovery": "capped_recovery",
-    "chance_normalized_recovery": "chance_normalized_recovery",
-    "score": "score",
-    "drop": "drop",
-    "agreement": "agreement",
-    "retained": "retained",
-    "gap": "gap",
-}
-"""Metric of a rule → its interval in a row of the report."""
+_QUANTITIES = frozenset(
+    (
+        "recovery",
+        "capped_recovery",
+        "chance_normalized_recovery",
+        "score",
+        "drop",
+        "agreement",
+        "retained",
+        "gap",
+    )
+)
+"""Metrics of rules that have an interval of the same name in a row of the report."""
 
 
 def gate_report(
@@ -116,40 +118,21 @@ def _verdict(report: _Report, policy: Policy, only: Sequence[str]) -> Verdict:
         i for i, each in enumerate(entries) if each["role"] == "teacher"
     }
     students = [i for i in range(len(entries)) if i not in teachers]
+    benchmarks = [report.benchmark(each["name"]) for each in report.values["benchmarks"]]
     tasks: list[Task] = []
     for rule in policy.rules:
         names = rule.checkpoints or only or policy.checkpoints
-        chosen = [find(name, named, "policy") for name in names] if names else students
-        tasks += [(rule, protocol, who) for who in chosen for protocol in _protocols(report, rule)]
+        chosen = list(dict.fromkeys(find(name, named, "policy") for name in names)) if names else students
+        tasks += [(rule, protocol, who) for who in chosen for protocol in protocols_of(rule, benchmarks)]
     found = [_measured(report, policy, *task) for task in tasks]
     results = decided(tasks, found, report.labels, policy)
     if not results:
-        why = f"the report has no student, only {', '.join(report.labels)}"
-        results = [
-            unmeasured(rule, protocol, "(no student)", why)
-            for rule in policy.rules
-            for protocol in _protocols(report, rule)
-        ]
+        results = without_student("report", report.labels, policy, benchmarks)
     notice = (
         "Decided on the intervals of a report, without its runs: p-values take normal tails through them, "
         "and no documents are named."
     )
     return verdict_of(results, policy, (notice, *report.values["warnings"]))
-
-
-def _protocols(report: _Report, rule: PolicyRule) -> list[str | None]:
-    if rule.kind.protocols != "each":
-        return [None]
-    if rule.protocol is not None:
-        return [rule.protocol]
-    planned = [
-        name
-        for each in report.values["benchmarks"]
-        if rule.benchmark in (None, each["name"]) and rule.category in (None, each["category"])
-        for name, how in each["protocols"].items()
-        if how["direction"] == "higher"
-    ]
-    return list(dict.fromkeys(planned)) or ["loglikelihood"]
 
 
 def _measured(
@@ -164,7 +147,7 @@ def _measured(
         return row
     if missing := row.get("missing"):
         return NotMeasured(f"the report lacks {', '.join(missing)} for '{report.labels[checkpoint]}'")
-    found = row[_QUANTITIES[rule.metric]]
+    found = row[rule.metric]
     if found is None or "undefined" in found:
         note = None if found is None else report.values["notes"][found["undefined"]]
         return NotMeasured(f"{rule.metric} is undefined: {note or 'the report has no interval of it'}")
@@ -224,7 +207,7 @@ def _row(
         table = "agreements_by_benchmark" if rule.metric in ("agreement", "retained") else "scores"
         key = "scope" if table == "agreements_by_benchmark" else "benchmark"
         rows = report.rows(table, checkpoint=checkpoint, protocol=protocol, **{key: rule.benchmark})
-        rows = [row for row in rows if _QUANTITIES[rule.metric] in row]
+        rows = [row for row in rows if rule.metric in row]
     else:
         table = "agreements" if rule.metric in ("agreement", "retained") else "averages"
         rows = report.rows(table, checkpoint=checkpoint, protocol=protocol, scope=scope)

@@ -1,7 +1,7 @@
 """The gate: run folders and a policy in, a verdict out."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from evalsuite.reports.records.names import find
 from evalsuite.reports.records.run_selection import RunSelection
 from evalsuite.reports.rules.evidence import Evidence
 from evalsuite.reports.rules.measurement import Measurement, NotMeasured
+from evalsuite.reports.run import Benchmark
 
 Task = tuple[PolicyRule, str | None, int]
 """A rule, the protocol that it is decided under, and a checkpoint."""
@@ -76,7 +77,7 @@ def apply_policy(tensor: ResultTensor, policy: Policy) -> Verdict:
         for rule in policy.rules
         for checkpoint in _selected(tensor, rule, policy)
         if checkpoint < len(tensor.checkpoints)
-        for protocol in _protocols(tensor, rule)
+        for protocol in protocols_of(rule, tensor.merged.benchmarks)
     ]
     found = [_measured(evidence, policy, *task) for task in tasks]
     results = decided(tasks, found, [each.label for each in tensor.checkpoints], policy)
@@ -85,22 +86,16 @@ def apply_policy(tensor: ResultTensor, policy: Policy) -> Verdict:
         for rule in policy.rules
         for number, each in enumerate(tensor.merged.diverged, len(tensor.checkpoints))
         if number in _selected(tensor, rule, policy)
-        for protocol in _protocols(tensor, rule)
+        for protocol in protocols_of(rule, tensor.merged.benchmarks)
     ]
     if not results:
-        why = f"the run has no student, only {', '.join(entry.label for entry in tensor.checkpoints)}"
-        results = [
-            unmeasured(rule, protocol, "(no student)", why)
-            for rule in policy.rules
-            for protocol in _protocols(tensor, rule)
-        ]
+        labels = [entry.label for entry in tensor.checkpoints]
+        results = without_student("run", labels, policy, tensor.merged.benchmarks)
     warnings = tensor.warnings
     measured = measured_benchmarks(tensor)
     if measured and any(result.outcome == UNMEASURED for result in results):
         names = " ".join(measured)
         warnings = (*warnings, f"The run is not finished. To gate what it has: --benchmark {names}")
-    if {result.protocol for result in results} == {"loglikelihood"}:
-        warnings = (*warnings, ONLY_LOGLIKELIHOOD)
     return verdict_of(results, policy, warnings)
 
 
@@ -162,7 +157,7 @@ def _selected(tensor: ResultTensor, rule: PolicyRule, policy: Policy) -> list[in
     return [i for i in range(len(known)) if i not in teachers]
 
 
-def _protocols(tensor: ResultTensor, rule: PolicyRule) -> list[str | None]:
+def protocols_of(rule: PolicyRule, benchmarks: Iterable[Benchmark]) -> list[str | None]:
     """Protocols under which a rule is evaluated; [None] for a metric of both or none."""
     if rule.kind.protocols != "each":
         return [None]
@@ -170,7 +165,7 @@ def _protocols(tensor: ResultTensor, rule: PolicyRule) -> list[str | None]:
         return [rule.protocol]
     planned = [
         name
-        for benchmark in tensor.merged.benchmarks
+        for benchmark in benchmarks
         if rule.benchmark in (None, benchmark.name) and rule.category in (None, benchmark.category)
         for name, plan in benchmark.protocols.items()
         if plan.direction == "higher"
@@ -226,8 +221,22 @@ def unmeasured(rule: PolicyRule, protocol: str | None, checkpoint: str, why: str
     )
 
 
+def without_student(
+    what: str, labels: Sequence[str], policy: Policy, benchmarks: Sequence[Benchmark]
+) -> list[RuleResult]:
+    """A result for every rule where there is no student; `what` has none, but the checkpoints `labels`."""
+    why = f"the {what} has no student, only {', '.join(labels)}"
+    return [
+        unmeasured(rule, protocol, "(no student)", why)
+        for rule in policy.rules
+        for protocol in protocols_of(rule, benchmarks)
+    ]
+
+
 def verdict_of(results: Sequence[RuleResult], policy: Policy, warnings: tuple[str, ...]) -> Verdict:
     """The verdict over all results."""
+    if {result.protocol for result in results} == {"loglikelihood"}:
+        warnings = (*warnings, ONLY_LOGLIKELIHOOD)
     outcomes = {result.outcome for result in results}
     undecided = sum(result.outcome == INCONCLUSIVE for result in results)
     if REGRESSION in outcomes:

@@ -46,7 +46,7 @@ class TransformersEngine(InProcessEngine):
     """
 
     display_name = "transformers"
-    source = (*SOURCE, "inference/transformers", "inference/proof.py")
+    source = (*SOURCE, "inference/transformers", "inference/proof.py", "decoder/cache.py")
 
     def __init__(
         self,

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from evalsuite.models.checkpoints.positions import rotary_limit
-from evalsuite.models.decoder.cache import CACHE
+from evalsuite.models.decoder.cache import cached_tensors, returned_cache
 from evalsuite.models.inference.batching import MAX_PADDING_FRACTION, make_length_batches, to_device
 from evalsuite.models.inference.proof import Text
 
@@ -20,17 +20,6 @@ Batching = Literal["padded", "equal lengths", "single texts"]
 
 Caching = Literal["batches", "single texts", "never"]
 """With which texts a model's own cache is used: several together, one at a time, or none."""
-
-CACHES = tuple(dict.fromkeys((CACHE, "past_key_values", "cache_params", "state")))
-"""Names of the cache in outputs and arguments of transformers' models."""
-
-
-def returned_cache(output: Any) -> dict[str, Any]:
-    """The cache of a forward pass, by the name of the argument that takes it; empty if there is none."""
-    for name in CACHES:
-        if (cache := getattr(output, name, None)) is not None:
-            return {name: cache}
-    return {}
 
 
 class PlainRunner:
@@ -126,7 +115,7 @@ class CachedReader:
 
     def num_bytes(self) -> int:
         """Bytes of all tensors in the cache."""
-        return sum(tensor.nbytes for tensor in _tensors(self.cache, set()))
+        return sum(tensor.nbytes for tensor in cached_tensors(self.cache))
 
 
 class RereadingReader:
@@ -140,19 +129,3 @@ class RereadingReader:
         self._tokens = tokens if self._tokens is None else torch.cat([self._tokens, tokens], 1)
         texts = [tuple(row) for row in self._tokens.tolist()]
         return self._runner.logits(texts, len(texts[0]) - 1)[:, -1]
-
-
-def _tensors(value: Any, seen: set[int]) -> list[Tensor]:
-    """All tensors in a cache, which can be an object of any class."""
-    if id(value) in seen:
-        return []
-    seen.add(id(value))
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, dict):
-        inner = list(value.values())
-    elif isinstance(value, list | tuple):
-        inner = list(value)
-    else:
-        inner = list(vars(value).values()) if hasattr(value, "__dict__") else []
-    return [tensor for each in inner for tensor in _tensors(each, seen)]

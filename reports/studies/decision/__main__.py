@@ -7,12 +7,12 @@ choice by each measure would have cost.
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from evalsuite.cli.parser import Parser
-from evalsuite.foundation import ConfigError, EvalsuiteError
+from evalsuite.foundation import ConfigError
+from evalsuite.foundation.module_entry import run_module
 from evalsuite.reports.studies.decision.analysis import OPEN, analyse
 from evalsuite.reports.studies.decision.page import write_page
 from evalsuite.reports.studies.decision.piece import teacher_of
@@ -21,8 +21,8 @@ from evalsuite.reports.studies.decision.protocol import load_protocol
 NAME = "evalsuite.reports.studies.decision"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the page; returns 64 for input that cannot be read."""
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Write the page. Raises EvalsuiteError for input that cannot be read."""
     protocol = load_protocol()
     parser = Parser(
         prog=f"python -m {NAME}", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -39,21 +39,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--out", type=Path, required=True, help="folder of the page")
     given = parser.parse_args(arguments)
-    try:
-        runs: dict[str, Path] = {}
-        for text in given.run:
-            name, equals, path = text.partition("=")
-            if not equals or name in runs:
-                raise ConfigError(f"--run {text}: expected TEACHER=RUN, once per teacher")
-            teacher_of(protocol, name)
-            runs[name] = Path(path)
-        found = [analyse(path, protocol, name, given.half) for name, path in runs.items()]
-        print(write_page(protocol, found, given.out))
-    except EvalsuiteError as error:
-        print(f"{NAME}: {error}", file=sys.stderr)
-        return 64
-    return 0
+    runs: dict[str, Path] = {}
+    for text in given.run:
+        name, equals, path = text.partition("=")
+        if not equals or name in runs:
+            raise ConfigError(f"--run {text}: expected TEACHER=RUN, once per teacher")
+        teacher_of(protocol, name)
+        runs[name] = Path(path)
+    print(
+        write_page(
+            protocol, [analyse(path, protocol, name, given.half) for name, path in runs.items()], given.out
+        )
+    )
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run_module(NAME, main)

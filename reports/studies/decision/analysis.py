@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from evalsuite.foundation import DataError
-from evalsuite.reports.admission import AdmissionRule, admit
-from evalsuite.reports.run import Manifest, read_manifest
+from evalsuite.reports.admission import AdmissionRule, admit, find_checkpoint
+from evalsuite.reports.run import read_manifest
 from evalsuite.reports.statistics.hypothesis_tests import holm
 from evalsuite.reports.studies.decision.cells import completion_cells, needle_cells, short_task_cells
 from evalsuite.reports.studies.decision.choice import Choice, choose
@@ -96,17 +96,17 @@ def analyse(run: Path, protocol: Protocol, name: str, half: str = OPEN) -> Findi
     """Return the findings on one teacher.
 
     Args:
-        run: run folder with the scores of the teacher, labeled `name` or with the role of a teacher, and of
-            its students, labeled `STUDENT-seedN`.
+        run: run folder with the scores of its one teacher, and of students labeled `STUDENT-seedN`.
         protocol: what is compared.
         name: of the teacher in the protocol.
         half: of the needles.
 
     Raises:
-        DataError: the teacher is not in the run, or a checkpoint lacks documents that the teacher has.
+        ConfigError: the run has no teacher, or several.
+        DataError: a checkpoint lacks documents that the teacher has.
     """
     teacher, manifest = protocol.teachers[name], read_manifest(run)
-    label = _teacher_label(manifest, run)
+    label = find_checkpoint(manifest, None, run).label
     planned = {
         f"{student}-seed{seed}": Run(student, seed) for student in teacher.students for seed in protocol.seeds
     }
@@ -209,13 +209,6 @@ def claim(protocol: Protocol, rows: Sequence[Row]) -> str:
 
 def _of(rows: Sequence[Row], contrast: str, family: str) -> list[Row]:
     return [row for row in rows if (row.contrast, row.family) == (contrast, family)]
-
-
-def _teacher_label(manifest: Manifest, run: Path) -> str:
-    teachers = [each.label for each in manifest.checkpoints if each.role == "teacher"]
-    if len(teachers) != 1:
-        raise DataError(f"{run}: {len(teachers)} checkpoints have the role of a teacher; one is needed")
-    return teachers[0]
 
 
 def _leads(of: str, cells: Sequence[Cell], refused: Mapping[str, str]) -> list[Lead]:

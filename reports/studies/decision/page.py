@@ -9,12 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from evalsuite.foundation import write_text
+from evalsuite.reports.formatting import NOTHING, ends, signed
 from evalsuite.reports.markdown import escape, table
 from evalsuite.reports.studies.decision.analysis import PRIMARY, Findings, Lead, Row, claim, corrected
 from evalsuite.reports.studies.decision.effects import Effect
 from evalsuite.reports.studies.decision.protocol import Protocol, control
-
-NONE = "–"
 
 
 def write_page(protocol: Protocol, findings: Sequence[Findings], out: Path) -> Path:
@@ -116,8 +115,8 @@ def _contrasts(rows: Sequence[Row], of: Callable[[Row], Effect | None]) -> str:
     for row in rows:
         found = of(row)
         whole = found is not None and found is row.effect
-        detectable = f"{row.detectable:.1f}" if whole and row.detectable is not None else NONE
-        p = f"{row.p_adjusted:.2g}" if whole and row.p_adjusted is not None else NONE
+        detectable = f"{row.detectable:.1f}" if whole and row.detectable is not None else NOTHING
+        p = f"{row.p_adjusted:.2g}" if whole and row.p_adjusted is not None else NOTHING
         family = row.family if row.family in PRIMARY else f"{row.family} (describes)"
         lines.append(
             [
@@ -126,9 +125,9 @@ def _contrasts(rows: Sequence[Row], of: Callable[[Row], Effect | None]) -> str:
                 _interval(found) if found else (row.why or "no such cell"),
                 p,
                 detectable,
-                f"{found.run_sd:.1f}" if found else NONE,
+                f"{found.run_sd:.1f}" if found else NOTHING,
                 str(len(found.cells)) if found else "0",
-                str(found.runs) if found else NONE,
+                str(found.runs) if found else NOTHING,
             ]
         )
     return table(
@@ -137,11 +136,7 @@ def _contrasts(rows: Sequence[Row], of: Callable[[Row], Effect | None]) -> str:
 
 
 def _interval(found: Effect) -> str:
-    return f"{_signed(found.estimate)} ({_signed(found.low)} to {_signed(found.high)})"
-
-
-def _signed(value: float) -> str:
-    return f"{round(value, 1) + 0.0:+.1f}".replace("-", "−").replace("+0.0", "0.0")
+    return f"{signed(found.estimate)} ({ends(found.low, found.high, signed)})"
 
 
 def _kept(findings: Findings) -> list[str]:

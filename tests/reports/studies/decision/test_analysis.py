@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from evalsuite.foundation import DataError
+from evalsuite.foundation import DataError, EvalsuiteError
 from evalsuite.reports.studies.decision.__main__ import main
 from evalsuite.reports.studies.decision.analysis import Findings, analyse, claim, corrected
 from evalsuite.reports.studies.decision.analysis import Row as Contrast
@@ -243,19 +243,19 @@ def test_the_page_shows_what_its_files_hold(study: SimpleNamespace, found: Findi
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "message", "code"),
     [
-        (["--run", "smolm2=x"], "unknown teacher 'smolm2'; did you mean 'smollm2'?"),
-        (["--run", "smollm2"], "--run smollm2: expected TEACHER=RUN"),
-        (["--run", "smollm2=x", "--run", "smollm2=y"], "--run smollm2=y: expected TEACHER=RUN"),
-        (["--run", "smollm2=nowhere"], "nowhere"),
+        (["--run", "smolm2=x"], "unknown teacher 'smolm2'; did you mean 'smollm2'?", 64),
+        (["--run", "smollm2"], "--run smollm2: expected TEACHER=RUN", 64),
+        (["--run", "smollm2=x", "--run", "smollm2=y"], "--run smollm2=y: expected TEACHER=RUN", 64),
+        (["--run", "smollm2=nowhere"], "nowhere: not a run folder", 73),
     ],
 )
-def test_bad_input(
-    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([*arguments, "--out", str(tmp_path / "out")]) == 64
-    assert message in capsys.readouterr().err
+def test_bad_input(arguments: list[str], message: str, code: int, tmp_path: Path) -> None:
+    with pytest.raises(EvalsuiteError) as caught:
+        main([*arguments, "--out", str(tmp_path / "out")])
+    assert message in str(caught.value)
+    assert caught.value.exit_code == code
     assert not (tmp_path / "out").exists()
 
 
