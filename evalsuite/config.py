@@ -90,8 +90,9 @@ class RunConfig:
     """Phases of this call, for runs that are split across machines."""
     protocols: Sequence[str] = field(default=(), metadata=_read_by("infer", flag="--protocol", alone=True))
     """Run inference for these protocols only, e.g. in two processes on one GPU."""
-    benchmarks: Sequence[str] = field(default=(), metadata=_read_by("infer", alone=True))
-    """Run inference for these benchmarks only, in this order; names joined by commas form one batch."""
+    benchmarks: Sequence[str] = field(default=(), metadata=_read_by("infer", "score", alone=True))
+    """Run inference for these benchmarks only, in this order, or score them only; names joined by commas form
+    one batch of inference."""
     export_shard: Path | str | None = field(default=None, metadata=_read_by("infer", alone=True))
     """File (.tar.xz) for responses and loss curves; written also when inference is interrupted."""
     merge_shards: Sequence[Path | str] = field(default=(), metadata=_read_by("score", alone=True))
@@ -139,10 +140,10 @@ class RunConfig:
 
     def _check_phases(self, setting: "Field[Any]") -> None:
         readers = setting.metadata.get("phases", ())
-        if readers and setting.metadata["alone"] and set(self.phases) != set(readers):
-            raise ConfigError(
-                f"'{setting.name}' ({flag_of(setting)}) requires --{readers[0]}-only (phases: [{readers[0]}])"
-            )
+        if readers and setting.metadata["alone"] and not set(self.phases) <= set(readers):
+            flags = " or ".join(f"--{name}-only" for name in readers)
+            alone = " or ".join(f"[{name}]" for name in readers)
+            raise ConfigError(f"'{setting.name}' ({flag_of(setting)}) requires {flags} (phases: {alone})")
         if not _is_read(setting, self.phases):
             raise ConfigError(
                 f"'{setting.name}' ({flag_of(setting)}) has no effect without the {' or '.join(readers)} "

@@ -114,6 +114,7 @@ def score(pool: WorkerPool, config: RunConfig) -> ScoreResult:
             out,
             read_built(out),
             pool=pool,
+            benchmarks=[names.split(",") for names in config.benchmarks],
             trust_remote_code=config.trust_remote_code,
             quiet=config.quiet,
             on_cell=partial(_track_scores, tracker, out),

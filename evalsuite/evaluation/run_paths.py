@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from evalsuite.foundation import DataError, RunFolderError, read_jsonl, write_text
+from evalsuite.foundation import ConfigError, DataError, RunFolderError, nearest, read_jsonl, write_text
 from evalsuite.foundation.cache_folder import cache_folder
 from evalsuite.foundation.context_limits import ContextLimit, context_name
 from evalsuite.models.inference.requests import Request, SamplingParams
@@ -86,6 +86,26 @@ def cells_of(manifest: Manifest) -> tuple[Cell, ...]:
         for benchmark in manifest.benchmarks
         for protocol, how in benchmark.protocols.items()
     )
+
+
+def batches_of_cells(manifest: Manifest, batches: Sequence[Sequence[str]]) -> list[list[Cell]]:
+    """Return the cells of batches of benchmarks, by name; without batches all cells, as one batch.
+
+    Raises:
+        ConfigError: a benchmark that is not in the run, or is listed twice.
+    """
+    cells = cells_of(manifest)
+    if not batches:
+        return [list(cells)]
+    known = list(dict.fromkeys(cell.benchmark for cell in cells))
+    seen: set[str] = set()
+    for name in (name for batch in batches for name in batch):
+        if name not in known:
+            raise ConfigError(f"benchmark '{name}' is not in this run{nearest(name, known)}")
+        if name in seen:
+            raise ConfigError(f"benchmark '{name}' is listed twice")
+        seen.add(name)
+    return [[cell for cell in cells if cell.benchmark in batch] for batch in batches]
 
 
 def num_rows(manifest: Manifest, checkpoint: Checkpoint, cell: Cell, documents: Sequence[Any]) -> int:

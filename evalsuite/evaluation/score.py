@@ -19,6 +19,7 @@ from evalsuite.evaluation.plan import benchmarks_in
 from evalsuite.evaluation.processes.workers import WorkerPool
 from evalsuite.evaluation.run_paths import (
     Cell,
+    batches_of_cells,
     cell_documents,
     cells_of,
     documents_path,
@@ -61,6 +62,7 @@ def score(
     manifest: Manifest,
     *,
     pool: WorkerPool | None = None,
+    benchmarks: Sequence[Sequence[str]] = (),
     trust_remote_code: bool = False,
     quiet: bool = False,
     on_cell: Callable[[Cell], None] = lambda cell: None,
@@ -73,6 +75,7 @@ def score(
     Args:
         run, manifest: the run folder and its requests.
         pool: its workers share the cells; None scores them in this process.
+        benchmarks: names to score, as batches; empty: all.
         trust_remote_code: allow task files that are neither lm-eval's nor ours; they can run Python.
         quiet: no progress bar.
         on_cell: called with every cell when all its checkpoints are scored.
@@ -81,20 +84,22 @@ def score(
         The number of missing responses; 0 for a complete run.
 
     Raises:
+        ConfigError: a benchmark that is not in the run, or is listed twice.
         DataError: invalid responses, documents or requests.
         MissingDependencyError: an asset that a metric reads is missing.
         RunFolderError: scores cannot be written, or a worker was killed; no file is ever half-written.
     """
     run, pool = Path(run), pool or WorkerPool()
-    benchmarks = benchmarks_in(manifest)
+    configs = benchmarks_in(manifest)
     versions = {
-        (cell.benchmark, cell.protocol): scorer_version(benchmarks[cell.benchmark], cell.protocol)
+        (cell.benchmark, cell.protocol): scorer_version(configs[cell.benchmark], cell.protocol)
         for cell in cells_of(manifest)
     }
-    expected = [cell.documents * len(cell.seeds) * len(manifest.checkpoints) for cell in cells_of(manifest)]
+    cells = [cell for batch in batches_of_cells(manifest, benchmarks) for cell in batch]
+    expected = [cell.documents * len(cell.seeds) * len(manifest.checkpoints) for cell in cells]
     left = [
         max(0, count - _count_current(run, cell, versions[cell.benchmark, cell.protocol]))
-        for count, cell in zip(expected, cells_of(manifest), strict=True)
+        for count, cell in zip(expected, cells, strict=True)
     ]
     _record_versions(run, versions)
     workers = pool.size(sum(left))
@@ -103,13 +108,13 @@ def score(
     with progress(total=sum(expected), what="score", unit="doc", quiet=quiet) as bar:
         if workers < 2:
             scorer = _RunScorer(scoring)
-            for cell in cells_of(manifest):
+            for cell in cells:
                 missing += scorer.score_cell(cell, manifest.checkpoints, bar.update)
                 on_cell(cell)
             return missing
         tasks = [
             (_weight(cell) * count // shares, _Share(scoring, cell, number, shares))
-            for cell, count in zip(cells_of(manifest), left, strict=True)
+            for cell, count in zip(cells, left, strict=True)
             for shares in [workers if cell.sampling_params is not None and count >= MIN_SPLIT_ROWS else 1]
             for number in range(shares)
         ]

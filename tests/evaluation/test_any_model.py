@@ -1,6 +1,7 @@
 """Checkpoints of other people: runs with any causal language model, and refusals in words."""
 
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from evalsuite.config import RunConfig
 from evalsuite.evaluation import evaluate
 from evalsuite.evaluation.run_paths import read_built
 from evalsuite.evaluation.shards.export import export_shard
-from evalsuite.evaluation.shards.validate import open_shard, read_shard
+from evalsuite.evaluation.shards.validate import open_shard, read_shard, request_demands
 from evalsuite.foundation import CheckpointError, read_json, write_json
 from evalsuite.models.checkpoints.load import load_checkpoint
 from evalsuite.models.diagnostics.consistency_checks import run_consistency_checks
@@ -65,7 +66,8 @@ def test_a_run_with_two_families(rwkv: Path, tiny: Path, tmp_path: Path) -> None
     assert sum(again.computed.values()) == 0
     export_shard(tmp_path / "run", tmp_path / "shard.zip")
     with open_shard(tmp_path / "shard.zip") as folder:
-        shard = read_shard(folder, "shard.zip", tmp_path / "run", read_built(tmp_path / "run"))
+        run, manifest = tmp_path / "run", read_built(tmp_path / "run")
+        shard = read_shard(folder, "shard.zip", run, manifest, partial(request_demands, run, manifest))
     notices = {each.notice for each in shard.engines.values()}
     assert notices == {None, engines["transformers"]["notice"]}
 

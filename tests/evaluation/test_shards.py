@@ -16,6 +16,7 @@ from evalsuite.evaluation import estimate_run, evaluate
 from evalsuite.evaluation.run_paths import read_built
 from evalsuite.evaluation.shards.export import export_shard
 from evalsuite.evaluation.shards.merge import merge_shards
+from evalsuite.evaluation.shards.validate import request_demands
 from evalsuite.foundation import ConfigError, DataError, RunFolderError, read_jsonl
 from evalsuite.reports.run import Engine, read_manifest, write_manifest
 from tests.reports.score_edits import rows_by_cell
@@ -90,6 +91,41 @@ def test_late_checkpoint_needs_no_documents_or_suite(host: Path, suite: Path, tm
     # Rendered again, the run still knows them.
     evaluate(RunConfig(suite=suite, checkpoints=["c"], out=home, phases=("build",), quiet=True))
     assert [each.label for each in read_manifest(home).checkpoints] == ["t", "b", "c"]
+
+
+def test_a_shard_brings_its_teacher_to_a_run_without_one(
+    host: Path, suite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    evaluate(RunConfig(checkpoints=["t"], out=host, phases=("infer",), quiet=True))
+    shard = export_shard(host, tmp_path / "a.tar.xz")
+    run, reads = tmp_path / "alone", []
+    evaluate(RunConfig(suite=suite, checkpoints=["b"], out=run, phases=("build",), quiet=True))
+    monkeypatch.setattr(
+        "evalsuite.evaluation.shards.merge.request_demands",
+        lambda *given: reads.append(given) or request_demands(*given),
+    )
+    assert merge_shards(run, [shard, host]) == {"t": 20}
+    assert {each.label: each.role for each in read_manifest(run).checkpoints} == {
+        "t": "teacher",
+        "b": "student",
+    }
+    assert len(reads) == 1, "all shards are checked against requests that are read once"
+
+
+def test_only_named_benchmarks_are_scored(host: Path, suite: Path, tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    evaluate(RunConfig(checkpoints=["t"], out=host, phases=("infer",), quiet=True))
+    merge_shards(home, [host])
+    only = RunConfig(out=home, phases=("score",), benchmarks=["pocket_facts"], quiet=True)
+    assert evaluate(only).missing == 0
+    facts = records(home)
+    assert {name.split(".")[0] for name in facts} == {"pocket_facts"}
+    with pytest.raises(ConfigError, match="'pocket_fact' is not in this run; did you mean 'pocket_facts'"):
+        evaluate(replace(only, benchmarks=["pocket_fact"]))
+    evaluate(replace(only, benchmarks=()))
+    whole = records(home)
+    assert len(whole) > len(facts)
+    assert {name: whole[name] for name in facts} == facts
 
 
 def test_shard_logprobs_are_float32(host: Path, tmp_path: Path) -> None:

@@ -117,7 +117,8 @@ def add(commands: argparse._SubParsersAction) -> None:
         "--benchmarks",
         nargs="+",
         metavar="NAME[,NAME…]",
-        help="with --infer-only: only these benchmarks, in this order; names joined by commas form one batch",
+        help="with --infer-only or --score-only: only these benchmarks, in this order; names joined by "
+        "commas form one batch",
     )
     phases.add_argument(
         "--export-shard",

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from evalsuite.evaluation.inference.worker import EngineChoice, InferenceTask, token_cost
-from evalsuite.evaluation.run_paths import Cell, cells_of, read_requests
-from evalsuite.foundation import ConfigError, nearest
+from evalsuite.evaluation.run_paths import Cell, batches_of_cells, read_requests
 from evalsuite.models.engines import engine_type
 from evalsuite.models.inference.requests import Request
 from evalsuite.models.inference.response_cache import ResponseCache
@@ -122,7 +121,10 @@ def whole_jobs(
     Raises:
         ConfigError: a benchmark that is not in the run, or is listed twice.
     """
-    cells = _batches_of_cells(manifest, protocols, batches)
+    cells = [
+        [cell for cell in batch if not protocols or cell.protocol in protocols]
+        for batch in batches_of_cells(manifest, batches)
+    ]
     known: dict[tuple[str, int | None], tuple[tuple[tuple[Part, ...], ...], float]] = {}
     jobs = []
     for checkpoint in checkpoints:
@@ -218,21 +220,3 @@ def _portions(
             parts.append(Part(cell, start, len(costs)))
     if parts:
         yield parts, cost
-
-
-def _batches_of_cells(
-    manifest: Manifest, protocols: Sequence[str], batches: Sequence[Sequence[str]]
-) -> list[list[Cell]]:
-    """Return the cells of each batch."""
-    cells = [cell for cell in cells_of(manifest) if not protocols or cell.protocol in protocols]
-    if not batches:
-        return [cells]
-    known = list(dict.fromkeys(cell.benchmark for cell in cells_of(manifest)))
-    seen: set[str] = set()
-    for name in (name for batch in batches for name in batch):
-        if name not in known:
-            raise ConfigError(f"benchmark '{name}' is not in this run{nearest(name, known)}")
-        if name in seen:
-            raise ConfigError(f"benchmark '{name}' is listed twice")
-        seen.add(name)
-    return [[cell for cell in cells if cell.benchmark in batch] for batch in batches]

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from evalsuite.evaluation.checkpoints import CheckpointRegistry
 from evalsuite.evaluation.environment import update_environment
 from evalsuite.evaluation.loss_curves import write_curves
 from evalsuite.evaluation.run_paths import read_built, responses_folder
-from evalsuite.evaluation.shards.validate import Shard, open_shard, read_shard
+from evalsuite.evaluation.shards.validate import Shard, open_shard, read_shard, request_demands
 from evalsuite.foundation import DataError, RunFolderError, append_jsonl
 from evalsuite.models.inference.response_cache import read_responses, response_from_dict
 from evalsuite.models.inference.settling import rounding, settle
@@ -34,9 +35,10 @@ def merge_shards(run: Path, shards: Sequence[Path]) -> dict[str, int]:
     """
     run = Path(run)
     manifest, found = read_built(run), []
+    demands = cache(partial(request_demands, run, manifest))
     for path in shards:
         with open_shard(Path(path)) as folder:
-            shard = read_shard(folder, str(path), run, manifest)
+            shard = read_shard(folder, str(path), run, manifest, demands)
         manifest = _with_shard(manifest, shard, run)
         found.append(shard)
     counts: dict[str, int] = {}
@@ -56,11 +58,15 @@ def merge_shards(run: Path, shards: Sequence[Path]) -> dict[str, int]:
 
 
 def _with_shard(manifest: Manifest, shard: Shard, run: Path) -> Manifest:
-    """Return the manifest with the engines of a shard, its checkpoints, as students, and what diverged."""
+    """Return the manifest with the engines of a shard, its checkpoints, and what diverged.
+
+    A teacher of the shard is that of a run without one, and a student of any other run.
+    """
     found = list(manifest.checkpoints)
     registry = CheckpointRegistry(found)
+    has_teacher = any(each.role == "teacher" for each in found)
     found += [
-        replace(each, label=registry.add(each), role="student")
+        replace(each, label=registry.add(each), role="student" if has_teacher else each.role)
         for each in shard.checkpoints
         if each.weights_id not in registry.labels
     ]

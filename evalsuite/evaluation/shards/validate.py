@@ -4,7 +4,7 @@ import lzma
 import re
 import tarfile
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -44,6 +44,8 @@ MEMBERS = re.compile(r"(run|environment|manifest)\.json|(responses|training)/[^/
 
 Limits = tuple[int, ...]
 """Of a score request, the length of each continuation; of a generation, (maximum of new tokens,)."""
+Demands = Mapping[str, Mapping[tuple[Any, ...], Limits]]
+"""Verb → (request hash, sampling, seed) → what the request demands, for one tokenizer."""
 
 
 class _ShardPart(Strict):
@@ -191,13 +193,16 @@ def open_shard(shard: Path) -> Iterator[Path]:
         yield Path(folder)
 
 
-def read_shard(folder: Path, name: str, run: Path, manifest: Manifest) -> Shard:
+def read_shard(
+    folder: Path, name: str, run: Path, manifest: Manifest, demands: Callable[[str], Demands]
+) -> Shard:
     """Read a shard, and validate all of it against the requests of a run.
 
     Args:
         folder: the shard, unpacked.
         name: its name in errors.
         run, manifest: the run that it is merged into, and its manifest.
+        demands: `request_demands` of that run.
 
     Raises:
         DataError: an invalid file; the message names file and field.
@@ -207,18 +212,14 @@ def read_shard(folder: Path, name: str, run: Path, manifest: Manifest) -> Shard:
     checkpoints = tuple(each for each in stated.checkpoints if each.weights_id in stated.engines)
     refs = {each.weights_id: each for each in (*checkpoints, *manifest.checkpoints)}
     curves, responses = {}, {}
-    requests: dict[str, dict[str, dict[tuple[Any, ...], Limits]]] = {}
     for weights_id, engine in stated.engines.items():
         if weights_id not in refs:
             raise DataError(f"{name}: has responses of {weights_id}, which is no checkpoint of {run}")
-        tokenizer = refs[weights_id].tokenizer
-        if tokenizer not in requests:
-            requests[tokenizer] = _request_limits(run, manifest, tokenizer)
         responses[weights_id] = {
             path.name: _rows(
                 path,
                 f"{name}: {path.relative_to(folder)}",
-                requests[tokenizer],
+                demands(refs[weights_id].tokenizer),
                 run,
                 killed=not (folder / MANIFEST).is_file(),
             )
@@ -322,10 +323,8 @@ def _refuse_name(name: str, where: str) -> None:
         raise DataError(f"{where} = {name!r}: {error}") from None
 
 
-def _request_limits(
-    run: Path, manifest: Manifest, tokenizer: str
-) -> dict[str, dict[tuple[Any, ...], Limits]]:
-    """Return verb → (request hash, sampling, seed) → what the request demands, for one tokenizer."""
+def request_demands(run: Path, manifest: Manifest, tokenizer: str) -> Demands:
+    """Return what the requests of one tokenizer demand; all of them are read."""
     found: dict[str, dict[tuple[Any, ...], Limits]] = {verb: {} for verb in ROWS}
     for cell in cells_of(manifest):
         for request_set in read_requests(run, tokenizer, cell):
@@ -363,7 +362,7 @@ def _lines(path: Path, source: str, killed: bool) -> list[bytes]:
 def _rows(
     path: Path,
     source: str,
-    requests: Mapping[str, Mapping[tuple[Any, ...], Limits]],
+    requests: Demands,
     run: Path,
     *,
     killed: bool,
