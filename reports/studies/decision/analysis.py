@@ -4,16 +4,18 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from evalsuite.foundation import DataError
 from evalsuite.reports.admission import AdmissionRule, admit, find_checkpoint
-from evalsuite.reports.run import read_manifest
+from evalsuite.reports.run import Checkpoint, read_environment, read_manifest
 from evalsuite.reports.statistics.hypothesis_tests import holm
 from evalsuite.reports.studies.decision.cells import completion_cells, needle_cells, short_task_cells
 from evalsuite.reports.studies.decision.choice import Choice, choose
 from evalsuite.reports.studies.decision.effects import Cell, Effect, Run, between, detectable, effect
+from evalsuite.reports.studies.decision.exploration import Explored, Variant, explore
 from evalsuite.reports.studies.decision.protocol import Protocol, Teacher, control
 
 NEEDLE_LEAD = 20.0
@@ -89,7 +91,10 @@ class Findings:
     """Completion task without a cell → why."""
     rows: tuple[Row, ...]
     shares: tuple[Share, ...]
+    explored: Explored
     choices: tuple[Choice, ...]
+    origin: str
+    """When students were trained, and on which machines and packages responses were computed."""
 
 
 def analyse(run: Path, protocol: Protocol, name: str, half: str = OPEN) -> Findings:
@@ -151,7 +156,9 @@ def analyse(run: Path, protocol: Protocol, name: str, half: str = OPEN) -> Findi
             for cell in cells
             for share in _shares(name, of, cell, (of, cell.name) in counted)
         ),
+        explore(protocol, name, admitted, list(labels.values())),
         tuple(_choices(run, protocol, label, labels, admitted) if half == CLOSED else ()),
+        _origin(read_environment(run), [each for each in manifest.checkpoints if each.label in labels]),
     )
 
 
@@ -175,8 +182,11 @@ def corrected(protocol: Protocol, findings: Sequence[Findings]) -> list[Row]:
     return [replace(row, p_adjusted=adjusted.get(id(row))) for row in rows]
 
 
-def claim(protocol: Protocol, rows: Sequence[Row]) -> str:
-    """Return the key of the claim that holds; an empty text before both teachers are analysed."""
+def claim(protocol: Protocol, rows: Sequence[Row], variants: Sequence[Variant] = ()) -> str:
+    """Return the key of the claim that holds; an empty text before both teachers are analysed.
+
+    A contrast excludes `EXCLUDED` points only if its variants do, too (fifth amendment).
+    """
     if {row.teacher for row in rows} != set(protocol.teachers):
         return ""
 
@@ -192,8 +202,14 @@ def claim(protocol: Protocol, rows: Sequence[Row]) -> str:
 
     def excluded(contrast: str, family: str) -> bool:
         tests = _of(rows, contrast, family)
-        return len(tests) == len(protocol.teachers) and all(
-            row.effect is not None and row.effect.high < EXCLUDED for row in tests
+        return (
+            len(tests) == len(protocol.teachers)
+            and all(row.effect is not None and row.effect.high < EXCLUDED for row in tests)
+            and all(
+                each.effect.high < EXCLUDED
+                for each in variants
+                if (each.contrast, each.family) == (contrast, family)
+            )
         )
 
     for family in PRIMARY:
@@ -320,6 +336,18 @@ def _choices(
         each: np.concatenate([cell.runs[each]["generated"] for cell in closed]) for each in labels.values()
     }
     return choose(measures, target)
+
+
+def _origin(environment: Mapping[str, Any], students: Sequence[Checkpoint]) -> str:
+    dates = sorted({str(each.lineage["created"])[:10] for each in students if "created" in each.lineage})
+    machines = [
+        f"{', '.join(machine.get('accelerators') or ['CPU'])} (Python {machine.get('python')}, "
+        + ", ".join(f"{name} {version}" for name, version in machine.get("packages", {}).items())
+        + ")"
+        for machine in environment.get("inference_hosts") or [environment]
+    ]
+    trained = f"students trained {' and '.join(dates)}; " if dates else ""
+    return f"{trained}responses on {'; '.join(machines)}."
 
 
 def _validation_kl(run: Path, label: str) -> float:

@@ -13,11 +13,14 @@ from evalsuite.reports.formatting import NOTHING, ends, signed
 from evalsuite.reports.markdown import escape, table
 from evalsuite.reports.studies.decision.analysis import PRIMARY, Findings, Lead, Row, claim, corrected
 from evalsuite.reports.studies.decision.effects import Effect
+from evalsuite.reports.studies.decision.exploration import Variant
 from evalsuite.reports.studies.decision.protocol import Protocol, control
+
+_WAYS = ("generated", "inside", "outside")
 
 
 def write_page(protocol: Protocol, findings: Sequence[Findings], out: Path) -> Path:
-    """Write README.md, contrasts.csv, leads.csv, shares.csv and choices.csv; return the page."""
+    """Write README.md, and the tables as CSV files; return the page."""
     rows = corrected(protocol, findings)
     _write_csv(out / "contrasts.csv", [_contrast_cells(row) for row in rows])
     _write_csv(
@@ -25,6 +28,10 @@ def write_page(protocol: Protocol, findings: Sequence[Findings], out: Path) -> P
     )
     shares = [share for each in findings for share in each.shares]
     _write_csv(out / "shares.csv", [share.run._asdict() | _without(asdict(share), "run") for share in shares])
+    _write_csv(out / "unfound.csv", [row._asdict() for each in findings for row in each.explored.unfound])
+    _write_csv(
+        out / "variants.csv", [_variant_cells(row) for each in findings for row in each.explored.variants]
+    )
     choices = [(each.name, choice) for each in findings for choice in each.choices]
     _write_csv(
         out / "choices.csv",
@@ -42,7 +49,7 @@ def _sections(protocol: Protocol, findings: Sequence[Findings], rows: Sequence[R
     half = findings[0].half
     sections = [
         "# Does log-likelihood hide what generation and recall lose?",
-        _verdict(protocol, rows),
+        _verdict(protocol, findings, rows),
         f"Needles of the {half} half. Of each teacher's lead over chance, students keep a share by every way "
         "of measuring; a contrast is the share by the second way minus that by the first, in points: above 0 "
         "the first loses more. Intervals (95 %) and p-values are over runs and documents; p is Holm's, over "
@@ -61,6 +68,7 @@ def _sections(protocol: Protocol, findings: Sequence[Findings], rows: Sequence[R
             _contrasts(own, lambda row: row.between),
             "### What students keep",
             *_kept(each),
+            *_explored(each),
             "### What the teacher can do",
             _leads(each.leads),
             *(
@@ -74,12 +82,39 @@ def _sections(protocol: Protocol, findings: Sequence[Findings], rows: Sequence[R
             ),
             *_choices(each),
         ]
-    sections += ["## Amendments", "\n".join(f"- {text}" for text in protocol.amendments)]
+    sections += [
+        "## Amendments",
+        "\n".join(f"- {text}" for text in protocol.amendments),
+        "## How it was computed",
+        "\n".join(f"- {each.teacher.title}: {each.origin}" for each in findings),
+        _recompute(protocol, findings),
+    ]
     return sections
 
 
-def _verdict(protocol: Protocol, rows: Sequence[Row]) -> str:
-    key = claim(protocol, rows)
+def _recompute(protocol: Protocol, findings: Sequence[Findings]) -> str:
+    lines = []
+    for each in findings:
+        lines += [
+            f"evalsuite run {protocol.suite} --checkpoint TEACHER --data DATA --build-only "
+            f"--out runs/{each.name}",
+            f"evalsuite run --score-only --merge-shards reports/results/decision/{each.name}.tar.xz "
+            f"--benchmarks NAME … --out runs/{each.name}",
+        ]
+    runs = " ".join(f"--run {each.name}=runs/{each.name}" for each in findings)
+    lines.append(f"python -m evalsuite.reports.studies.decision {runs} --out reports/results/decision")
+    shards = ", ".join(f"`{each.name}.tar.xz`" for each in findings)
+    return (
+        f"All responses are in {shards}; benchmarks are all but those that end in `_heldout`, which are "
+        "opened once. "
+        "Tables: `contrasts.csv`, `leads.csv`, `shares.csv`, `unfound.csv`, `variants.csv`.\n\n```\n"
+        + "\n".join(lines)
+        + "\n```"
+    )
+
+
+def _verdict(protocol: Protocol, findings: Sequence[Findings], rows: Sequence[Row]) -> str:
+    key = claim(protocol, rows, [row for each in findings for row in each.explored.variants])
     if not key:
         waiting = [
             teacher.title
@@ -140,32 +175,64 @@ def _interval(found: Effect) -> str:
 
 
 def _kept(findings: Findings) -> list[str]:
-    """Mean share by way, family and cell, admitted or not."""
-    students = findings.teacher.students | {control(name): "untrained" for name in findings.teacher.untrained}
+    """Mean share by way, student and cell, admitted or not."""
+    students = [*findings.teacher.students, *map(control, findings.teacher.untrained)]
     parts = []
     for of in dict.fromkeys(share.of for share in findings.shares):
         own = [share for share in findings.shares if share.of == of]
         ways = list(dict.fromkeys(share.way for share in own))
         lines = []
         for cell in dict.fromkeys(share.cell for share in own):
-            for family in dict.fromkeys(students.values()):
+            for student in students:
                 kept: Mapping[str, list[float]] = {
                     way: [
                         share.share
                         for share in own
-                        if (share.cell, share.way) == (cell, way) and students[share.run.student] == family
+                        if (share.cell, share.way, share.run.student) == (cell, way, student)
                     ]
                     for way in ways
                 }
                 if kept[ways[0]]:
                     counted = next(share.admitted for share in own if share.cell == cell)
                     name = cell if counted else f"*{cell}* (not counted)"
-                    lines.append([name, family, *(f"{np.mean(kept[way]):.1f}" for way in ways)])
+                    lines.append([name, f"`{student}`", *(f"{np.mean(kept[way]):.1f}" for way in ways)])
         title = {"needles": "Needles", "short_tasks": "Short tasks", "completion_tasks": "Completion tasks"}[
             of
         ]
-        parts.append(f"{title}, percent of the teacher's lead:\n\n{table(['cell', 'family', *ways], lines)}")
+        parts.append(
+            f"{title}, percent of the teacher's lead, mean over runs:\n\n"
+            f"{table(['cell', 'student', *ways], lines)}"
+        )
     return parts
+
+
+def _explored(findings: Findings) -> list[str]:
+    """What is no part of the protocol."""
+    found = findings.explored
+    if not found.unfound:
+        return []
+    unfound = [[f"`{row.student}`", *(f"{value:.1f}" for value in row[2:])] for row in found.unfound]
+    variants = [
+        [
+            f"`{row.contrast}`",
+            ", ".join(f"`{student}`" for student in row.students),
+            row.change or "one student alone",
+            _interval(row.effect),
+        ]
+        for row in found.variants
+    ]
+    return [
+        "### Explored, not in the protocol",
+        "Percent of needles over the counted cells, not corrected for guessing. A share by *inside* supposes "
+        "that a student which fails ranks the right value first in 25 % of documents. Where it is less, "
+        "because it prefers a wrong value of the text, the share is too low, and a negative `protocol` is no "
+        "evidence that generation loses less.",
+        table(["student", *_WAYS, *(f"{way}, not generated" for way in _WAYS[1:])], unfound),
+        "The contrasts by other definitions: a chance of 0 in *inside*, which is the other bound; without "
+        "tasks where both protocols score the same; and of single students, whose intervals have two degrees "
+        "of freedom.",
+        table(["contrast", "students", "difference", "points (95 %)"], variants),
+    ]
 
 
 def _leads(leads: Sequence[Lead]) -> str:
@@ -217,6 +284,14 @@ def _contrast_cells(row: Row) -> dict[str, object]:
             cells[name + key] = None if found is None else getattr(found, key)
         cells[name + "cells"] = "" if found is None else "; ".join(found.cells)
     return cells
+
+
+def _variant_cells(row: Variant) -> dict[str, object]:
+    cells = row._asdict() | {"students": " ".join(row.students)}
+    return _without(cells, "effect") | {
+        key: getattr(row.effect, key)
+        for key in ("estimate", "low", "high", "p", "run_sd", "document_error", "df")
+    }
 
 
 def _without(values: Mapping[str, object], name: str) -> dict[str, object]:

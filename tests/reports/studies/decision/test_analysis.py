@@ -15,6 +15,7 @@ from evalsuite.reports.studies.decision.__main__ import main
 from evalsuite.reports.studies.decision.analysis import Findings, analyse, claim, corrected
 from evalsuite.reports.studies.decision.analysis import Row as Contrast
 from evalsuite.reports.studies.decision.effects import Effect, Run
+from evalsuite.reports.studies.decision.exploration import Variant
 from evalsuite.reports.studies.decision.page import write_page
 from evalsuite.reports.studies.decision.protocol import Protocol, load_protocol
 from tests.reports.score_edits import Row, all_rows, edit_rows
@@ -185,6 +186,11 @@ def test_the_claim_follows_the_protocol(study: SimpleNamespace) -> None:
     assert claim(study.protocol, rows(none | {"length": (2.0, 30.0)})) == "length_or_distractors"
     wide = none | {"length": (2.0, 30.0), "protocol": (-5.0, 10.5)}
     assert claim(study.protocol, rows(wide)) == "otherwise"
+    # Length explains the loss only if the other contrasts are small by other definitions, too.
+    long = rows(none | {"length": (2.0, 30.0)})
+    other = Variant("gemma", "protocol", ("kda",), "pure", "guesses", replace(long[0].effect, high=10.5))
+    assert claim(study.protocol, long, [other]) == "otherwise"
+    assert claim(study.protocol, long, [other._replace(family="")]) == "length_or_distractors"
     one = [row for row in rows(none | {"answers": (2.0, 9.0)}) if row.teacher == "smollm2"]
     assert claim(study.protocol, one) == ""
     # On one of the teachers only: nothing.
@@ -193,6 +199,30 @@ def test_the_claim_follows_the_protocol(study: SimpleNamespace) -> None:
         for row in rows(none | {"answers": (2, 9)})
     ]
     assert claim(study.protocol, half) == "otherwise"
+
+
+def test_variants_change_only_what_they_name(study: SimpleNamespace, found: Findings) -> None:
+    variants = {(row.contrast, row.students, row.change): row.effect for row in found.explored.variants}
+    pure, guesses = ("kda", "gated_deltanet"), "no correction for guessing"
+    assert found.explored.variants[0].family == "pure"
+    registered = row_of(found, "pure", "protocol").effect
+    assert variants["protocol", pure, guesses].cells == registered.cells
+    # By hand, from scores: (inside / teacher's inside - corrected share by generation), a mean over cells.
+    scores = {(share.cell, share.way, share.run): share for share in found.shares if share.of == "needles"}
+    leads = {(lead.cell, lead.way): lead for lead in found.leads}
+    expected = np.mean(
+        [
+            100 * share.score / (leads[cell, "inside"].lead / 100 + leads[cell, "inside"].chance)
+            - scores[cell, "generated", run].share
+            for (cell, way, run), share in scores.items()
+            if way == "inside" and run.student in pure
+        ]
+    )
+    assert variants["protocol", pure, guesses].estimate == pytest.approx(expected)
+    for student in pure:
+        assert variants["protocol", (student,), ""].runs == 2
+    # A student with one run has no spread.
+    assert not any("sliding_window" in students for _, students, _ in variants)
 
 
 def test_the_held_out_half_tells_what_a_choice_costs(study: SimpleNamespace, tmp_path: Path) -> None:
@@ -233,13 +263,22 @@ def test_the_page_shows_what_its_files_hold(study: SimpleNamespace, found: Findi
     kept = [
         float(each["share"])
         for each in shares
-        if (each["cell"], each["way"]) == ("needle_single 512", "generated")
-        and each["student"] in ("kda", "gated_deltanet")
+        if (each["cell"], each["way"]) == ("needle_single 512", "generated") and each["student"] == "kda"
     ]
-    assert len(kept) == 4
-    assert "| needle_single 512 | pure | " in page
+    assert len(kept) == 2
+    scores = [
+        float(each["score"])
+        for each in shares
+        if (each["student"], each["way"], each["of"], each["admitted"])
+        == ("kda", "generated", "needles", "True")
+    ]
+    assert "| needle_single 512 | `kda` | " in page
+    assert f"{found.teacher.title}: responses on CPU (Python 3.11, torch 2.13.0)." in page
     assert f" {np.mean(kept):.1f} |" in page
     assert len(read_csv(tmp_path / "leads.csv")) == len(found.leads)
+    kda = next(row for row in read_csv(tmp_path / "unfound.csv") if row["student"] == "kda")
+    assert float(kda["generated"]) == pytest.approx(100 * np.mean(scores), abs=1e-9)
+    assert f"| `kda` | {float(kda['generated']):.1f} | " in page
 
 
 @pytest.mark.parametrize(
