@@ -8,7 +8,6 @@ the same documents. `decide` is pure: score rows in, decisions out; `admit` deci
 
 import csv
 import io
-import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from evalsuite.foundation import ConfigError, DataError, write_text
 from evalsuite.foundation.strict import Strict, parse
 from evalsuite.foundation.strict_yaml import read_yaml
 from evalsuite.foundation.taxonomy import PERPLEXITIES, PROTOCOL_TITLES, PROTOCOLS, names_answer
+from evalsuite.foundation.words import english_words, f1_of_words
 from evalsuite.reports.analysis.bootstrap_sample import ResampledStratum
 from evalsuite.reports.markdown import table
 from evalsuite.reports.records.names import Name, find
@@ -45,7 +45,6 @@ COLUMNS = (
 )
 MAX_CANDIDATES = 200
 """Constant answers that are tried: the most frequent right ones."""
-_NOISE = re.compile(r"[^\w\s]|\b(?:a|an|the)\b")
 
 Row = Mapping[str, Any]
 
@@ -231,17 +230,16 @@ def _best_constant(targets: Sequence[Sequence[str]], *, is_binary: bool) -> np.n
         if is_binary:
             scores = np.array([float(candidate in each) for each in targets])
         else:
-            words = Counter(candidate.split())
-            scores = np.array([max((_f1(words, target) for target in each), default=0.0) for each in targets])
+            words = candidate.split()
+            scores = np.array(
+                [
+                    max((f1_of_words(words, target.split()) for target in each), default=0.0)
+                    for each in targets
+                ]
+            )
         if scores.mean() > best.mean():
             best = scores
     return best
-
-
-def _f1(answer: Counter[str], target: str) -> float:
-    reference = Counter(target.split())
-    shared = (answer & reference).total()
-    return 2 * shared / (answer.total() + reference.total()) if shared else 0.0
 
 
 def _choices(row: Row) -> list[str]:
@@ -256,7 +254,7 @@ def _texts(row: Row) -> list[str]:
     """Right answers under generation, without case, punctuation and articles; empty if they are unknown."""
     target = row["detail"].get("target", [])
     texts = target.split(" | ") if isinstance(target, str) else map(str, target)
-    return [" ".join(_NOISE.sub(" ", text.lower()).split()) or text for text in texts]
+    return [" ".join(english_words(text)) or text for text in texts]
 
 
 def _value(row: Row, metric: str) -> float:

@@ -26,8 +26,8 @@ from evalsuite.cli.parser import Parser
 from evalsuite.evaluation.plan import benchmarks_in
 from evalsuite.evaluation.run_paths import cells_of, read_built, read_documents
 from evalsuite.foundation import MissingDependencyError
+from evalsuite.foundation.words import first_line
 from evalsuite.protocols.scorers.longbench import classes_of
-from evalsuite.protocols.scorers.words import first_line
 from evalsuite.reports.records.score_files import read_rows, score_paths
 from tests.parity.harness_scores import Row, publish
 

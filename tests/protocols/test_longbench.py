@@ -11,11 +11,11 @@ from jinja2 import Environment
 
 from evalsuite.evaluation.build import make_harness
 from evalsuite.foundation import ConfigError, DataError
+from evalsuite.foundation.words import first_line
 from evalsuite.models.inference.requests import GenerateResponse
 from evalsuite.protocols.generation import GenerationBenchmark
 from evalsuite.protocols.scorers import SCORERS
 from evalsuite.protocols.scorers.longbench import classes_of, classification
-from evalsuite.protocols.scorers.words import first_line
 from evalsuite.protocols.tokenization import Encoder
 from evalsuite.tasks.benchmark import load_benchmark
 from evalsuite.tasks.sources.documents import with_ids

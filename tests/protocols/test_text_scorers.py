@@ -28,6 +28,29 @@ def test_an_option_is_named_by_its_text(response: str, extracted: str, accuracy:
 
 
 @pytest.mark.parametrize(
+    ("choices", "response", "extracted"),
+    [
+        (["+1", "-1", "0"], "+1", "+1"),
+        (["+1", "-1", "0"], "The charge is -1.", "-1"),
+        (["+1", "-1", "0"], "(+1)", "+1"),
+        (["+1", "-1", "0"], "1", ""),
+        (["+1", "-1", "0"], "+1.5", ""),
+        (["+1", "-1", "0"], "0", "0"),
+        (["cat", "the cat"], "cat", "cat"),
+        (["cat", "the cat"], "The cat", "the cat"),
+        (["f(x)", "f'(x)"], "f'(x)", "f'(x)"),
+        (["cat", "Cat"], "cat", ""),
+        (["cat", "cat"], "cat", ""),
+    ],
+)
+def test_options_that_differ_only_in_what_is_ignored_are_told_apart(
+    choices: list[str], response: str, extracted: str
+) -> None:
+    output = SCORERS["option"]({"choices": choices, "gold": 0}, response)
+    assert (output.extracted, output.values["accuracy"]) == (extracted, float(extracted == choices[0]))
+
+
+@pytest.mark.parametrize(
     ("response", "accuracy"),
     [("- a\n- b", 1.0), (" - a \n- b\n", 1.0), ("- a - b", 0.0), ("- A\n- b", 0.0), ("", 0.0)],
 )

@@ -9,7 +9,17 @@ import pytest
 
 from evalsuite.cli import main
 from evalsuite.foundation import ConfigError, DataError
-from evalsuite.reports.admission import COLUMNS, AdmissionDecision, AdmissionRule, admit, decide, load_rule
+from evalsuite.protocols.scorers.squad import squad
+from evalsuite.reports.admission import (
+    COLUMNS,
+    AdmissionDecision,
+    AdmissionRule,
+    _best_constant,
+    _texts,
+    admit,
+    decide,
+    load_rule,
+)
 from tests.reports.conftest import SyntheticBenchmark, SyntheticCheckpoint, make_run
 
 METRICS = {"loglikelihood": "acc", "generation": "accuracy"}
@@ -237,3 +247,12 @@ def test_a_single_choice_is_no_constant_answer() -> None:
     found = decide("b", "B", {"loglikelihood": scored, "generation": written}, METRICS, AdmissionRule())
     assert found.is_admitted
     assert [each.constant for each in found.protocols] == [0.001, 0.001]
+
+
+def test_the_best_constant_is_scored_as_the_scorer_scores_it() -> None:
+    texts = ("black-and-yellow", "and", "the and")
+    rows = [{"detail": {"target": text}} for text in texts]
+    expected = [squad({"answers": {"text": [text]}}, "and").values["f1"] for text in texts]
+    assert (
+        _best_constant([_texts(row) for row in rows], is_binary=False).tolist() == expected == [0.0, 1.0, 1.0]
+    )

@@ -13,10 +13,9 @@ from difflib import SequenceMatcher
 from functools import cache, partial
 from typing import Any
 
-from evalsuite.foundation import DataError
-from evalsuite.protocols.scorers import words
+from evalsuite.foundation import DataError, words
+from evalsuite.foundation.words import english_words, f1_of_words, first_line
 from evalsuite.protocols.scorers.base import SCORERS, Scorer, ScorerOutput
-from evalsuite.protocols.scorers.words import english_words, f1_of_words, first_line
 
 Metric = Callable[[str, str], float]
 

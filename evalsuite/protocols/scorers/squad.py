@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from evalsuite.protocols.scorers import words
+from evalsuite.foundation import words
+from evalsuite.foundation.words import english_words, f1_of_words
 from evalsuite.protocols.scorers.base import SCORERS, Scorer, ScorerOutput
-from evalsuite.protocols.scorers.words import english_words, f1_of_words
 
 UNANSWERABLE = "unanswerable"
 """lm-eval's target of a question without an answer, in its few-shot examples."""

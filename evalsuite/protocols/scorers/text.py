@@ -1,33 +1,48 @@
 """Scorers of short answers: an option by its text, an accepted answer, or one exact text."""
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from evalsuite.protocols.scorers import words
+from evalsuite.foundation import words
+from evalsuite.foundation.words import english_words, first_line
 from evalsuite.protocols.scorers.base import SCORERS, Scorer, ScorerOutput
-from evalsuite.protocols.scorers.words import english_words, first_line
 
 
 def option(row: Mapping[str, Any], response: str) -> ScorerOutput:
     """Return `accuracy`: whether the option that the response's first line names is the right one.
 
-    Case, punctuation and articles are ignored. An option inside a longer one that is named does not count;
-    a line that names several others, or none, names no answer.
+    Case, punctuation and articles are ignored, but for options that differ in nothing else (+1 and -1). An
+    option inside a longer one that is named does not count; a line that names several others, or none, names
+    no answer.
     """
-    line = _words(first_line(response.strip()))
+    line = first_line(response.strip())
     options = [str(choice).strip() for choice in row["choices"]]
-    named = [choice for choice in options if f" {_words(choice)} " in f" {line} "]
+    alike = Counter(map(_words, dict.fromkeys(options)))
+    # Option → the text by which a line names it, and the line in that form.
+    forms = {
+        choice: (choice.casefold(), line.casefold())
+        if alike[_words(choice)] > 1
+        else (_words(choice), _words(line))
+        for choice in options
+    }
+    named = [choice for choice in options if _holds(forms[choice][1], forms[choice][0])]
     named = [
         choice
         for choice in named
         if not any(
-            _words(choice) != _words(each) and f" {_words(choice)} " in f" {_words(each)} " for each in named
+            forms[choice][0] != forms[each][0] and _holds(forms[each][0], forms[choice][0]) for each in named
         )
     ]
     target = options[int(row["gold"])]
     extracted = named[0] if len(named) == 1 else ""
     return ScorerOutput({"accuracy": float(extracted == target)}, extracted, target)
+
+
+def _holds(text: str, part: str) -> bool:
+    """Whether `part` stands in `text` as whole words; signs and decimals belong to a number."""
+    return re.search(rf"(?<![\w+−-]){re.escape(part)}(?!\w|[.,]\d)", text) is not None
 
 
 def answer(row: Mapping[str, Any], response: str) -> ScorerOutput:

@@ -2,8 +2,8 @@
 
     python teacher_folder.py TEACHER.gguf OUT [CARRIED]
 
-The folder is the same on every host: versions of transformers read other special tokens from GGUF files, and state
-themselves in config.json.
+The folder is the same on every host: versions of transformers read other special tokens from GGUF files, and
+state themselves in config.json.
 """
 
 import shutil
