@@ -1,4 +1,4 @@
-"""How far the contrasts depend on their definitions, beside the protocol."""
+"""How far the contrasts depend on their definitions, which the protocol does not ask."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +26,7 @@ class Unfound(NamedTuple):
     inside: float
     outside: float
     inside_unfound: float
-    """Ranked first among values of the text, of the needles that are not generated."""
+    """The right value is the likeliest of those in the text, of the needles that are not generated."""
     outside_unfound: float
     """The same, among values that are not in the text."""
 

@@ -103,8 +103,14 @@ def _recompute(protocol: Protocol, findings: Sequence[Findings]) -> str:
         ]
     runs = " ".join(f"--run {each.name}=runs/{each.name}" for each in findings)
     lines.append(f"python -m evalsuite.reports.studies.decision {runs} --out reports/results/decision")
+    lines += [
+        f"python -m tests.parity.decision_study {each.name} --run runs/{each.name} "
+        f"--shards reports/results/decision/{each.name}.tar.xz --results reports/results/decision"
+        for each in findings
+    ]
     shards = ", ".join(f"`{each.name}.tar.xz`" for each in findings)
     return (
+        "The last command computes all tables again with other code. "
         f"All responses are in {shards}; benchmarks are all but those that end in `_heldout`, which are "
         "opened once. "
         "Tables: `contrasts.csv`, `leads.csv`, `shares.csv`, `unfound.csv`, `variants.csv`.\n\n```\n"
