@@ -17,6 +17,7 @@ def load_engines() -> ClassRegistry[EngineType]:
 
     They import torch and transformers, which readers of requests and responses do without.
     """
+    import evalsuite.models.inference.endpoint.engine
     import evalsuite.models.inference.torch.engine
     import evalsuite.models.inference.transformers.engine
     import evalsuite.models.inference.vllm.engine  # noqa: F401

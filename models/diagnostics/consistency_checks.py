@@ -6,7 +6,7 @@ between them bound the smallest difference between two models that is not an art
 
 import copy
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -170,36 +170,41 @@ class _CheckRunner:
             self.model, [self.sequences[each] for each in places], [self.reference[each] for each in places]
         )
 
-    def compare_engine(self, other: Engine) -> list[ConsistencyCheck]:
+    def compare_engine(self, other: Engine) -> Iterator[ConsistencyCheck]:
         """Compare log-likelihoods and greedy responses with those of another engine.
+
+        It runs all requests at once, then again, when its caches are warm, then one by one in reverse order:
+        a server answers a request however it comes.
 
         Raises:
             DataError: a request fails in the other engine.
         """
-        scored = dict(other.score(self.requests))
-        theirs = dict(other.generate(self.prompts))
-        errors = [response.error for response in scored.values()]
-        errors += [response.error for response in theirs.values()]
-        if error := next(filter(None, errors), None):
-            raise DataError(f"{self.checkpoint.label}: a request fails in engine {other.name}: {error}")
-        sums = [logprob for index in range(len(scored)) for logprob in scored[index].logprobs]
-        return [
-            ConsistencyCheck(
-                other.name,
-                f"the engine {other.name}",
+        for name, how, alone in (
+            (other.name, f"the engine {other.name}", False),
+            (f"{other.name} again", f"{other.name}, after it has seen the same requests", False),
+            (f"{other.name} alone", f"{other.name}, one request at a time, the last first", True),
+        ):
+            scored = _responses(other.score, self.requests, alone)
+            theirs = _responses(other.generate, self.prompts, alone)
+            errors = [response.error for response in (*scored.values(), *theirs.values())]
+            if error := next(filter(None, errors), None):
+                raise DataError(f"{self.checkpoint.label}: a request fails in engine {other.name}: {error}")
+            sums = [logprob for index in range(len(scored)) for logprob in scored[index].logprobs]
+            yield ConsistencyCheck(
+                name,
+                how,
                 max_difference=max(abs(a - b) for a, b in zip(sums, self.expected, strict=True)),
                 changed_responses=self._num_changed(sums),
                 num_documents=len(scored),
-            ),
-            ConsistencyCheck(
-                f"generation {other.name}",
-                f"greedy generation by {other.name}, compared with the in-process engine",
+            )
+            yield ConsistencyCheck(
+                f"generation {name}",
+                f"greedy generation by {how.removeprefix('the engine ')}, compared with the in-process one",
                 changed_responses=sum(
                     each.tokens != theirs[index].tokens for index, each in self.greedy.items()
                 ),
                 num_documents=len(self.prompts),
-            ),
-        ]
+            )
 
     def variants(self) -> list[tuple[str, str, Callable[[], Logprobs | list[float]]]]:
         """Name, description and function of each variant."""
@@ -355,6 +360,16 @@ class _CheckRunner:
 
     def _ids(self, tokens: Sequence[int]) -> Tensor:
         return torch.tensor([tokens], device=self.model.device)
+
+
+def _responses(
+    run: Callable[[Sequence[Any]], Iterator[tuple[int, Any]]], requests: Sequence[Any], alone: bool
+) -> dict[int, Any]:
+    """Responses by index, to all requests at once or to one at a time, the last first."""
+    if not alone:
+        return dict(run(requests))
+    order = reversed(range(len(requests)))
+    return {index: response for index in order for _, response in run([requests[index]])}
 
 
 def _logprobs(logits: Tensor) -> Tensor:

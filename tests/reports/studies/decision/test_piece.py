@@ -30,6 +30,8 @@ def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
             (found.out / "students" / f"{student}-seed{seed}").mkdir(parents=True)
         return SimpleNamespace(returncode=0)
 
+    # `--data` is handed to recipes by this variable.
+    monkeypatch.setenv("EVALSUITE_DATA", "")
     monkeypatch.setattr(piece, "visible_gpus", lambda: ("0", "1", "2"))
     monkeypatch.setattr(subprocess, "run", run)
     monkeypatch.setattr(piece, "untrained", lambda *_: ["untrained-windows"])

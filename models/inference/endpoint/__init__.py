@@ -1,0 +1,1 @@
+"""Engine `endpoint`: a server with OpenAI's completions API."""
