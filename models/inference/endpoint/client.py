@@ -20,7 +20,7 @@ MAX_WAIT = 30.0
 """Longest pause between two attempts, in seconds."""
 
 
-class RefusedError(Exception):
+class RefusedError(EvalsuiteError):
     """The server refuses one request, e.g. because it is too long for it."""
 
 
@@ -46,8 +46,12 @@ class Client:
 
     def __init__(self, url: str, *, timeout: float, retries: int, connections: int) -> None:
         parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"url = {url!r}: expected the address of an API, e.g. http://localhost:8000/v1")
+        try:
+            is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        except ValueError:
+            is_address = False
+        if not is_address:
+            raise ConfigError("url: expected the address of an API, e.g. http://localhost:8000/v1")
         if parts.username or parts.password or parts.query:
             raise ConfigError(f"url: leave out user, password and query; a key is read from {KEY_ENV}")
         self.url = url.rstrip("/")

@@ -190,6 +190,7 @@ def test_another_tokenizer_is_refused(opened: Open, requests: Any, server: Serve
         ([{"id": "a"}], {"model": "c"}, "has a, not 'c'"),
         ([{"id": "a"}], {"url": ""}, "give --engine-args url="),
         ([{"id": "a"}], {"url": "localhost:8000"}, "expected the address of an API"),
+        ([{"id": "a"}], {"url": "http://me:secret@host:port/v1"}, "expected the address of an API"),
         ([{"id": "a"}], {"url": "http://me:secret@host/v1"}, "leave out user, password and query"),
         ([{"id": "a"}], {"in_flight": 0}, "in_flight = 0: must be a number of at least 1"),
         ([{"id": "a"}], {"retries": "six"}, "retries = 'six'"),
