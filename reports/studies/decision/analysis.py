@@ -16,6 +16,7 @@ from evalsuite.reports.studies.decision.cells import completion_cells, needle_ce
 from evalsuite.reports.studies.decision.choice import Choice, choose
 from evalsuite.reports.studies.decision.effects import Cell, Effect, Run, between, detectable, effect
 from evalsuite.reports.studies.decision.exploration import Explored, Variant, explore
+from evalsuite.reports.studies.decision.noise import Noise, noise_alone
 from evalsuite.reports.studies.decision.protocol import Protocol, Teacher, control
 
 NEEDLE_LEAD = 20.0
@@ -92,6 +93,7 @@ class Findings:
     rows: tuple[Row, ...]
     shares: tuple[Share, ...]
     explored: Explored
+    noise: tuple[Noise, ...]
     choices: tuple[Choice, ...]
     origin: str
     """When students were trained, and on which machines and packages responses were computed."""
@@ -157,6 +159,7 @@ def analyse(run: Path, protocol: Protocol, name: str, half: str = OPEN) -> Findi
             for share in _shares(name, of, cell, (of, cell.name) in counted)
         ),
         explore(protocol, name, admitted, list(labels.values())),
+        tuple(noise_alone(run, protocol, name, half, label, admitted["needles"], list(labels.values()))),
         tuple(_choices(run, protocol, label, labels, admitted) if half == CLOSED else ()),
         _origin(read_environment(run), [each for each in manifest.checkpoints if each.label in labels]),
     )

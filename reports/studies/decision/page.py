@@ -32,6 +32,7 @@ def write_page(protocol: Protocol, findings: Sequence[Findings], out: Path) -> P
     _write_csv(
         out / "variants.csv", [_variant_cells(row) for each in findings for row in each.explored.variants]
     )
+    _write_csv(out / "noise.csv", [row._asdict() for each in findings for row in each.noise])
     choices = [(each.name, choice) for each in findings for choice in each.choices]
     _write_csv(
         out / "choices.csv",
@@ -113,9 +114,8 @@ def _recompute(protocol: Protocol, findings: Sequence[Findings]) -> str:
         "The last command computes all tables again with other code. "
         f"All responses are in {shards}; benchmarks are all but those that end in `_heldout`, which are "
         "opened once. "
-        "Tables: `contrasts.csv`, `leads.csv`, `shares.csv`, `unfound.csv`, `variants.csv`.\n\n```\n"
-        + "\n".join(lines)
-        + "\n```"
+        "Tables: `contrasts.csv`, `leads.csv`, `shares.csv`, `unfound.csv`, `variants.csv`, `noise.csv`."
+        "\n\n```\n" + "\n".join(lines) + "\n```"
     )
 
 
@@ -238,6 +238,14 @@ def _explored(findings: Findings) -> list[str]:
         "tasks where both protocols score the same; and of single students, whose intervals have two degrees "
         "of freedom.",
         table(["contrast", "students", "difference", "points (95 %)"], variants),
+        "`distractors` by noise alone: normal noise on each of the teacher's log-likelihoods, as much as "
+        "gives it the family's share by *outside*, lets its share by *inside* drop, too, because that "
+        "question is harder. Where both contrasts are about the same, `distractors` says that *outside* is "
+        "too easy to show a loss, and not that recall is lost in particular.",
+        table(
+            ["family", "found, points", "noise alone, points", "SD of the noise, nats"],
+            [[row.family, signed(row.found), signed(row.noise), f"{row.sd:.1f}"] for row in findings.noise],
+        ),
     ]
 
 

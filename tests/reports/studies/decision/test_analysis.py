@@ -16,6 +16,7 @@ from evalsuite.reports.studies.decision.analysis import Findings, analyse, claim
 from evalsuite.reports.studies.decision.analysis import Row as Contrast
 from evalsuite.reports.studies.decision.effects import Effect, Run
 from evalsuite.reports.studies.decision.exploration import Variant
+from evalsuite.reports.studies.decision.noise import read_choices
 from evalsuite.reports.studies.decision.page import write_page
 from evalsuite.reports.studies.decision.protocol import Protocol, load_protocol
 from tests.reports.score_edits import Row, all_rows, edit_rows
@@ -223,6 +224,38 @@ def test_variants_change_only_what_they_name(study: SimpleNamespace, found: Find
         assert variants["protocol", (student,), ""].runs == 2
     # A student with one run has no spread.
     assert not any("sliding_window" in students for _, students, _ in variants)
+
+
+def test_noise_alone_fits_the_easy_way(study: SimpleNamespace, found: Findings) -> None:
+    (pure, _) = found.noise
+    assert (pure.family, pure.found) == (
+        "pure",
+        pytest.approx(row_of(found, "pure", "distractors").effect.estimate),
+    )
+    lead = {row.way: row for row in found.leads if row.cell == "needle_single 512"}
+    choices = read_choices(study.run, study.protocol, "exploratory", "t", "needle_single 512", "outside")
+    normal = np.random.default_rng(1).standard_normal((400, *choices.logprobs.shape))
+    assert 100 * choices.accuracy(0.0, normal) == pytest.approx(lead["outside"].lead + 25)
+    assert choices.accuracy(1e6, normal) == pytest.approx(0.25, abs=0.01)
+    # Both tasks, other draws: the noise gives the teacher the family's share.
+    shares = [
+        100 * (each.accuracy(pure.sd, normal) - 0.25) / (each.accuracy(0.0, normal) - 0.25)
+        for task in study.protocol.needles.tasks
+        for each in [read_choices(study.run, study.protocol, "exploratory", "t", f"{task} 512", "outside")]
+    ]
+    kept = [
+        share.share
+        for share in found.shares
+        if share.way == "outside" and share.run.student in ("kda", "gated_deltanet")
+    ]
+    assert np.mean(shares) == pytest.approx(np.mean(kept), abs=2)
+
+
+def test_rows_without_choices_are_refused(study: SimpleNamespace, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(study.run, tmp_path / "run"))
+    edit_rows(run, "needle_single_inside", "loglikelihood", lambda number, row: row | {"detail": {}})
+    with pytest.raises(DataError, match="needle_single_inside at 512 lack the choices of 't'"):
+        analyse(run, study.protocol, "smollm2")
 
 
 def test_the_held_out_half_tells_what_a_choice_costs(study: SimpleNamespace, tmp_path: Path) -> None:
