@@ -6,7 +6,7 @@ differ between both without any loss of recall in particular.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -111,7 +111,7 @@ def read_choices(run: Path, protocol: Protocol, half: str, label: str, cell: str
         for row in read_rows(path).values()
         if (row["checkpoint"], row["context"]) == (label, int(context))
     }
-    details: list[Mapping[str, list[float]]] = [rows[each] for each in sorted(rows)]
+    details: list[Mapping[str, Any]] = [rows[each] for each in sorted(rows)]
     if not details or not all("logprobs" in each and "gold" in each for each in details):
         raise DataError(f"{run}: score rows of {benchmark} at {context} lack the choices of '{label}'")
     return Choices(
