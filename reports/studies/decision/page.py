@@ -111,7 +111,8 @@ def _recompute(protocol: Protocol, findings: Sequence[Findings]) -> str:
     ]
     shards = ", ".join(f"`{each.name}.tar.xz`" for each in findings)
     return (
-        "The last command computes all tables again with other code. "
+        "The last command computes all tables but `noise.csv` again with other code; what a constant answer "
+        "scores, and which completion tasks count, it takes over. "
         f"All responses are in {shards}; benchmarks are all but those that end in `_heldout`, which are "
         "opened once. "
         "Tables: `contrasts.csv`, `leads.csv`, `shares.csv`, `unfound.csv`, `variants.csv`, `noise.csv`."
