@@ -2,7 +2,7 @@
 # Runs a packed piece (pack.sh) on a bare host, where a call is short and a process of its own session goes on:
 #
 #     host.sh unpack PART …             in a checkout: first part 0, then each other part, as they arrive
-#     host.sh start smollm2 0 1 2       make the teacher's folder, train the seeds and respond, in the background
+#     host.sh start smollm2 0 1 2       (options of piece.py may follow) make the teacher's folder, train the seeds and respond, in the background
 #     host.sh poll SECONDS              wait for the end or so long; copy what there is to $OUT
 #
 # Triton's cache of tuned kernels comes home, too, and is unpacked if it is a part of the next piece (cache.tar.xz).

@@ -3,8 +3,9 @@
     python -m evalsuite.reports.studies.decision.piece smollm2 --seed 0 1 --teacher T --data DATA --out OUT
 
 Every GPU trains a part of the students; then all GPUs respond. `--requests` adds responses to the requests of
-a run folder (`evalsuite run … --build-only`). With the first seed come the teacher and the untrained windows.
-Students stay in `OUT/students`; what is brought home is `OUT/<piece>.tar.xz`, a shard that
+a run folder (`evalsuite run … --build-only`). With the first student and seed come the teacher and the
+untrained windows. A student that diverged is named at the end, and the others respond. Students stay in
+`OUT/students`; what is brought home is `OUT/<piece>.tar.xz`, a shard that
 `evalsuite run --score-only --merge-shards` reads. Repeat it to resume.
 """
 
@@ -81,10 +82,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     else:
         for job in jobs:
             overrides = [f"teacher={json.dumps(given.teacher)}", f"seed={job.seed}", *given.overrides]
-            train(teacher, job, overrides, students, given.device)
+            failed += train(teacher, job, overrides, students, given.device)
     trained = [students / label(name, seed) for seed in given.seeds for name in names]
     checkpoints = [str(folder) for folder in trained if folder.exists()]
-    if protocol.seeds[0] in given.seeds and given.students is None:
+    if protocol.seeds[0] in given.seeds and next(iter(teacher.students)) in names:
         checkpoints += [given.teacher, *untrained(teacher, given.teacher, students)]
     if given.requests is not None:
         piece = "-".join([given.name, *(f"seed{seed}" for seed in given.seeds)])
@@ -154,17 +155,24 @@ def folder_name(job: Job) -> str:
     return f"training-seed{job.seed}-{job.students[0]}"
 
 
-def train(teacher: Teacher, job: Job, overrides: list[str], students: Path, device: str) -> None:
-    """Distil the students of one job, all in one process."""
-    from evalsuite.distill import distill, load_recipe
+def train(teacher: Teacher, job: Job, overrides: list[str], students: Path, device: str) -> list[str]:
+    """Distil the students of one job, all in one process; return what to say of those that diverged."""
+    from evalsuite.distill import TrainingError, distill, load_recipe
 
     start = time.time()
     recipe = load_recipe(teacher.recipe, [*overrides, f"student.mixers={json.dumps(job.students)}"])
-    made = distill(recipe, students.parent / folder_name(job), device=None if device == "auto" else device)
+    folder = students.parent / folder_name(job)
+    failed = []
+    try:
+        distill(recipe, folder, device=None if device == "auto" else device)
+    except TrainingError as error:
+        failed.append(str(error))
     students.mkdir(parents=True, exist_ok=True)
-    for checkpoint in made:
-        checkpoint.rename(students / label(checkpoint.name, job.seed))
-    print(f"seed {job.seed}: {len(made)} students in {time.time() - start:.0f} s", flush=True)
+    finished = [name for name in job.students if (folder / name / "lineage.json").exists()]
+    for name in finished:
+        (folder / name).rename(students / label(name, job.seed))
+    print(f"seed {job.seed}: {', '.join(finished)} in {time.time() - start:.0f} s", flush=True)
+    return failed
 
 
 def untrained(teacher: Teacher, path: str, students: Path) -> list[str]:

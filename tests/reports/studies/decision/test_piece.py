@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from evalsuite.foundation import CheckpointError, ConfigError
+from evalsuite import distill
+from evalsuite.foundation import CheckpointError, ConfigError, write_text
 from evalsuite.reports.studies.decision import piece
 from evalsuite.reports.studies.decision.protocol import load_protocol
 
@@ -70,6 +71,23 @@ def test_a_process_that_fails_is_named_and_the_others_respond(host: SimpleNamesp
         command(host, 1, 2)
     ((_, checkpoints, *_),) = host.responses
     assert [Path(each).name for each in checkpoints] == [f"{student}-seed2" for student in STUDENTS]
+
+
+def test_a_student_that_diverged_is_named_and_the_others_respond(
+    host: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train(_: object, folder: Path, **__: object) -> None:
+        for name in STUDENTS[1:]:
+            write_text(folder / name / "lineage.json", "{}")
+        raise distill.TrainingError(f"{STUDENTS[0]} has diverged")
+
+    monkeypatch.setattr(piece, "visible_gpus", tuple)
+    monkeypatch.setattr(distill, "distill", train)
+    with pytest.raises(CheckpointError, match=f"{STUDENTS[0]} has diverged"):
+        command(host, 0)
+    ((_, checkpoints, *_),) = host.responses
+    names = [f"{student}-seed0" for student in STUDENTS[1:]]
+    assert [Path(each).name for each in checkpoints] == [*names, "T", "untrained-windows"]
 
 
 @pytest.mark.parametrize(
