@@ -9,12 +9,13 @@ other hosts find arrives as shards.
 import os
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from evalsuite.foundation import DataError, RunFolderError, read_json, write_json
 from evalsuite.foundation.context_limits import ContextLimit, context_name
+from evalsuite.foundation.machine_paths import last_components
 from evalsuite.foundation.taxonomy import Category, Protocol, RecallNumber
 from evalsuite.foundation.typed import from_json, to_json
 
@@ -163,6 +164,10 @@ class Checkpoint:
         _require(self.parameters is None or self.parameters >= 0, f"'parameters' = {self.parameters}")
         _require(self.positions is None or self.positions >= 1, f"'positions' = {self.positions}")
 
+    def portable(self) -> "Checkpoint":
+        """The same, with paths of this machine reduced to their last component."""
+        return replace(self, path=last_components(self.path), lineage=last_components(self.lineage))
+
 
 @dataclass(frozen=True, kw_only=True)
 class DivergedStudent:
@@ -189,6 +194,10 @@ class DivergedStudent:
         """Such as ``diverged in training (stage 'kd', step 12, after 53,248 tokens: the loss is nan)``."""
         place = f"stage '{self.stage}', step {self.step:,}, after {self.tokens:,} tokens"
         return f"diverged in training ({place}: {self.reason})"
+
+    def portable(self) -> "DivergedStudent":
+        """As `Checkpoint.portable`."""
+        return replace(self, path=last_components(self.path))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import tarfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from evalsuite.cli import main
 from evalsuite.config import RunConfig
 from evalsuite.evaluation import estimate_run, evaluate
+from evalsuite.evaluation.environment import update_environment
 from evalsuite.evaluation.run_paths import read_built
 from evalsuite.evaluation.shards.export import export_shard
 from evalsuite.evaluation.shards.merge import merge_shards
@@ -126,6 +128,20 @@ def test_only_named_benchmarks_are_scored(host: Path, suite: Path, tmp_path: Pat
     whole = records(home)
     assert len(whole) > len(facts)
     assert {name: whole[name] for name in facts} == facts
+
+
+def test_a_shard_holds_no_path_of_its_machine(host: Path, tmp_path: Path) -> None:
+    machine = str(tmp_path)
+    manifest = read_manifest(host)
+    away = tuple(replace(each, path=f"{machine}/students/{each.path}") for each in manifest.checkpoints)
+    evaluate(RunConfig(checkpoints=["t"], out=host, phases=("infer",), quiet=True))
+    write_manifest(host, replace(read_manifest(host), checkpoints=away, data=f"{machine}/data"))
+    update_environment(host, config={"build": {"data": f"{machine}/data"}})
+    with tarfile.open(export_shard(host, tmp_path / "shard.tar.xz")) as archive:
+        members = {name: archive.extractfile(name).read().decode() for name in archive.getnames()}  # type: ignore[union-attr]
+    assert not [name for name, text in members.items() if machine in text]
+    assert json.loads(members["run.json"])["data"] == "data"
+    assert [each["path"] for each in json.loads(members["run.json"])["checkpoints"]] == ["t"]
 
 
 def test_shard_logprobs_are_float32(host: Path, tmp_path: Path) -> None:

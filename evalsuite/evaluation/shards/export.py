@@ -18,8 +18,9 @@ from evalsuite.evaluation.run_paths import (
     responses_folder,
 )
 from evalsuite.foundation import RunFolderError, canonical_json, read_jsonl, write_bytes
+from evalsuite.foundation.machine_paths import last_components
 from evalsuite.reports.records.loss_curves import loss_curve_path
-from evalsuite.reports.run import FILE, environment_path, manifest_json
+from evalsuite.reports.run import FILE, environment_path, manifest_json, read_environment
 
 MANIFEST = "manifest.json"
 """In a shard: the number of lines and the checksum of every other file."""
@@ -28,8 +29,8 @@ MANIFEST = "manifest.json"
 def export_shard(run: Path, out: Path) -> Path:
     """Write the responses of `run` to one ``.tar.xz``.
 
-    Log-probabilities are written as float32, the precision in which they were summed. The last member states
-    size and checksum of all others.
+    Log-probabilities are written as float32, the precision in which they were summed; paths as their last
+    component, because another machine reads them. The last member states size and checksum of all others.
 
     Raises:
         RunFolderError: the run has no responses, or `out` cannot be written.
@@ -41,10 +42,15 @@ def export_shard(run: Path, out: Path) -> Path:
     manifest = read_built(run)
     # A run that was interrupted has checkpoints without responses, too.
     checkpoints = tuple(each for each in manifest.checkpoints if each.weights_id in manifest.engines)
-    part = replace(manifest, checkpoints=checkpoints)
+    part = replace(
+        manifest,
+        checkpoints=tuple(each.portable() for each in checkpoints),
+        diverged=tuple(each.portable() for each in manifest.diverged),
+        data=last_components(manifest.data),
+    )
     members: dict[str, bytes] = {
         FILE: canonical_json(manifest_json(part)).encode(),
-        environment_path(Path()).name: environment_path(run).read_bytes(),
+        environment_path(Path()).name: canonical_json(last_components(read_environment(run))).encode(),
     }
     for log in logs:
         rows = sorted((_as_float32(row) for row in read_jsonl(log)), key=lambda row: str(row["key"]))

@@ -13,7 +13,7 @@ import pandas as pd
 from pydantic import BaseModel
 
 from evalsuite.foundation import RunFolderError, write_bytes
-from evalsuite.reports.exports.redact import last_components, without_paths
+from evalsuite.foundation.machine_paths import last_components, without_paths
 from evalsuite.reports.exports.samples.rows import merged_score_files
 from evalsuite.reports.measures.efficiency import efficiency as measurements
 from evalsuite.reports.measures.layers import selections

@@ -2,9 +2,11 @@
 # Runs a packed piece (pack.sh) on a bare host, where a call is short and a process of its own session goes on:
 #
 #     host.sh unpack PART …             in a checkout: first part 0, then each other part, as they arrive
-#     host.sh start smollm2 0 1 2       (options of piece.py may follow) make the teacher's folder, train the seeds and respond, in the background
+#     host.sh start smollm2 0 1 2       make the teacher's folder, train the seeds and respond, in the background;
+#                                       more options of piece.py may follow
 #     host.sh poll SECONDS              wait for the end or so long; copy what there is to $OUT
 #
+# A host that is left alone for half a minute is gone, with its students: queue the next poll before one has ended.
 # Triton's cache of tuned kernels comes home, too, and is unpacked if it is a part of the next piece (cache.tar.xz).
 set -euo pipefail
 root=${ROOT:-/tmp/piece}
@@ -48,9 +50,14 @@ case $1 in
     start=$(date +%s)
     while [ ! -f "$root/finished" ] && [ $(($(date +%s) - start)) -lt "$2" ]; do sleep 2; done
     cd "$root/out" 2>/dev/null || exit 0
+    shopt -s nullglob
     # A run folder is a shard, too: it holds what there is before the end.
-    tar -cf - --exclude=requests --exclude=documents --exclude=.lock $(ls -d ./*.log ./*-seed*/ 2>/dev/null | grep -v training) |
-      xz -T0 | split -b 15M - "$OUT/run.tar.xz."
+    runs=()
+    for folder in ./*-seed*/; do [[ $folder == ./training-* ]] || runs+=("$folder"); done
+    kept=(./*.log "${runs[@]}")
+    if [ ${#kept[@]} -gt 0 ]; then
+      tar -cf - --exclude=requests --exclude=documents --exclude=.lock "${kept[@]}" | xz -T0 | split -b 15M - "$OUT/run.tar.xz."
+    fi
     tar -cf - -C "$root" cache | xz -T0 -3 | split -b 15M - "$OUT/cache.tar.xz."
     for log in "$root/piece.log" ./*.log; do echo "== $log"; tail -c 400 "$log" | tr '\r' '\n' | tail -2; done
     cat "$root/finished" 2>/dev/null || true

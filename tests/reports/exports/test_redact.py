@@ -6,7 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from evalsuite.reports.exports.redact import last_components, redact
+from evalsuite.foundation.machine_paths import last_components
+from evalsuite.reports.exports.redact import redact
 from evalsuite.reports.page.samples import MAX_RESPONSE, MAX_RESPONSE_REDACTED, write_samples
 from evalsuite.reports.records.merging import DivergedEntry
 from evalsuite.reports.report import Report, build_report
