@@ -129,9 +129,9 @@ def record_engine(run: Path, facts: Mapping[str, Any]) -> None:
         return
     write_manifest(run, replace(manifest, engines=manifest.engines | {facts["weights_id"]: engine}))
     hosts = read_environment(run).get("inference_hosts", [])
-    if facts["machine"] != describe_packages() and facts["machine"] not in hosts:
+    if facts["machine"] not in hosts:
         hosts = [*hosts, facts["machine"]]
-    update_environment(run, **({"inference_hosts": hosts} if hosts else {}))
+    update_environment(run, inference_hosts=hosts)
 
 
 def coverage_notices(

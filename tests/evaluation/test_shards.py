@@ -20,7 +20,7 @@ from evalsuite.evaluation.shards.export import export_shard
 from evalsuite.evaluation.shards.merge import merge_shards
 from evalsuite.evaluation.shards.validate import request_demands
 from evalsuite.foundation import ConfigError, DataError, RunFolderError, read_jsonl
-from evalsuite.reports.run import Engine, read_manifest, write_manifest
+from evalsuite.reports.run import Engine, read_environment, read_manifest, write_manifest
 from tests.reports.score_edits import rows_by_cell
 
 
@@ -128,6 +128,22 @@ def test_only_named_benchmarks_are_scored(host: Path, suite: Path, tmp_path: Pat
     whole = records(home)
     assert len(whole) > len(facts)
     assert {name: whole[name] for name in facts} == facts
+
+
+def test_a_shard_of_merged_responses_names_the_machines_that_computed_them(
+    host: Path, suite: Path, tmp_path: Path
+) -> None:
+    evaluate(RunConfig(checkpoints=["t"], out=host, phases=("infer",), quiet=True))
+    (machine,) = read_environment(host)["inference_hosts"]
+    far = machine | {"accelerators": ["far"]}
+    update_environment(host, inference_hosts=[far])
+    shard = export_shard(host, tmp_path / "first.tar.xz")
+    for name in ("second", "third"):
+        run = tmp_path / name
+        evaluate(RunConfig(suite=suite, out=run, teacher="t", phases=("build",), quiet=True))
+        merge_shards(run, [shard])
+        shard = export_shard(run, tmp_path / f"{name}.tar.xz")
+        assert read_environment(run)["inference_hosts"] == [far]
 
 
 def test_a_shard_holds_no_path_of_its_machine(host: Path, tmp_path: Path) -> None:

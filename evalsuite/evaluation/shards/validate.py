@@ -81,14 +81,20 @@ class _InferenceFacts(_ShardPart):
     protocols: list[Text]
 
 
-class _Environment(_ShardPart):
-    model_config = ConfigDict(extra="ignore")  # Facts of the other machine that are not merged.
+class Machine(_ShardPart):
+    """What responded."""
 
-    inference: list[_InferenceFacts] = Field(default_factory=list)
     accelerators: list[Text] | None = None
     packages: dict[str, Text] | None = None
     python: Text | None = None
     platform: Text | None = None
+
+
+class _Environment(Machine):
+    model_config = ConfigDict(extra="ignore")  # Facts of the other machine that are not merged.
+
+    inference: list[_InferenceFacts] = Field(default_factory=list)
+    inference_hosts: list[Machine] = Field(default_factory=list)
     kernels: dict[str, Text] = Field(default_factory=dict)
     backend: list[str] | None = None
 
