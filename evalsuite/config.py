@@ -90,9 +90,9 @@ class RunConfig:
     """Phases of this call, for runs that are split across machines."""
     protocols: Sequence[str] = field(default=(), metadata=_read_by("infer", flag="--protocol", alone=True))
     """Run inference for these protocols only, e.g. in two processes on one GPU."""
-    benchmarks: Sequence[str] = field(default=(), metadata=_read_by("infer", "score", alone=True))
-    """Run inference for these benchmarks only, in this order, or score them only; names joined by commas form
-    one batch of inference."""
+    benchmarks: Sequence[str] = field(default=(), metadata=_read_by(*PHASES))
+    """Only these benchmarks of the suite or run, in this order; names joined by commas form one batch of
+    inference."""
     export_shard: Path | str | None = field(default=None, metadata=_read_by("infer", alone=True))
     """File (.tar.xz) for responses and loss curves; written also when inference is interrupted."""
     merge_shards: Sequence[Path | str] = field(default=(), metadata=_read_by("score", alone=True))
@@ -149,6 +149,11 @@ class RunConfig:
                 f"'{setting.name}' ({flag_of(setting)}) has no effect without the {' or '.join(readers)} "
                 "phase; leave it out"
             )
+
+    @property
+    def batches(self) -> list[list[str]]:
+        """Names of `benchmarks`, batch by batch."""
+        return [names.split(",") for names in self.benchmarks]
 
     def record(self, phase: Phase) -> dict[str, Any]:
         """Return, as JSON, the settings that a phase reads; `environment.json` keeps them."""

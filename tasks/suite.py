@@ -295,15 +295,22 @@ def _read_file(path: Path) -> Suite:
     return suite
 
 
-def resolve(suite: Suite, *, near: Path | None = None) -> list[tuple[Entry, Benchmark]]:
+def resolve(
+    suite: Suite, *, near: Path | None = None, only: Sequence[Sequence[str]] = ()
+) -> list[tuple[Entry, Benchmark]]:
     """Load the benchmarks of a suite and apply the suite's settings, leaving no default unresolved.
+
+    Args:
+        suite: the suite.
+        near: folder that paths of its benchmarks are relative to.
+        only: names of its benchmarks, in groups; the others are left out. Empty: all.
 
     Returns:
         Pairs of entry and benchmark; protocols, contexts, limit and num_fewshot of the entry are filled in.
 
     Raises:
         ConfigError: an unknown benchmark, two of one name, or a protocol or contexts that a benchmark does
-            not have.
+            not have; a name in `only` that the suite lacks.
         DataError: a file of questions that cannot be read.
     """
     found = [_resolved(suite, entry, _loaded(suite, entry, near)) for entry in suite.benchmarks]
@@ -312,7 +319,13 @@ def resolve(suite: Suite, *, near: Path | None = None) -> list[tuple[Entry, Benc
         raise ConfigError(
             f"{suite.location}: two benchmarks are named '{repeated}'; rename one of their files"
         )
-    return found
+    wanted = [name for group in only for name in group]
+    for name in wanted:
+        if name not in names:
+            raise ConfigError(f"{suite.location}: no benchmark '{name}'{nearest(name, names)}")
+        if wanted.count(name) > 1:
+            raise ConfigError(f"benchmark '{name}' is listed twice")
+    return [pair for pair in found if not wanted or pair[1].name in wanted]
 
 
 def _loaded(suite: Suite, entry: Entry, near: Path | None) -> Benchmark:

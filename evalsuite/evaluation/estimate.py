@@ -77,7 +77,9 @@ def estimate_run(config: RunConfig) -> Estimate:
         expand_folders(config.checkpoints), config.teacher, trust_remote_code=trusted
     )
     engine_type(config.engine, config.engine_args, config.max_length)
-    resolved = resolve_suite(config.suite, described, limit=config.limit, max_length=config.max_length)
+    resolved = resolve_suite(
+        config.suite, described, limit=config.limit, max_length=config.max_length, only=config.batches
+    )
     loaded = load_documents(
         resolved, described, config.data, skip_missing=config.skip_missing, strict=config.strict
     )

@@ -48,7 +48,7 @@ def _check_new_suite(config: RunConfig) -> None:
     from evalsuite.tasks.suite import load_suite, resolve, suite_folder
 
     assert config.suite is not None
-    entries = resolve(load_suite(config.suite), near=suite_folder(config.suite))
+    entries = resolve(load_suite(config.suite), near=suite_folder(config.suite), only=config.batches)
     reads_data = not config.skip_missing and any(benchmark.subject_sources for _, benchmark in entries)
     # A run that is resumed has its documents.
     if reads_data and not is_run_folder(Path(config.out)):

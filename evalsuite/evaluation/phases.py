@@ -70,7 +70,9 @@ def build(pool: WorkerPool, config: RunConfig, checkpoints: Sequence[str]) -> No
     described = describe_checkpoints(checkpoints, config.teacher, trust_remote_code=trusted)
     out = Path(config.out)
     curves = read_curves({each.weights_id: each.training for each in described})
-    resolved = resolve_suite(config.suite, described, limit=config.limit, max_length=config.max_length)
+    resolved = resolve_suite(
+        config.suite, described, limit=config.limit, max_length=config.max_length, only=config.batches
+    )
     before = read_built(out).labels if is_run_folder(out) else {}
     manifest = build_requests(
         out,
@@ -114,7 +116,7 @@ def score(pool: WorkerPool, config: RunConfig) -> ScoreResult:
             out,
             read_built(out),
             pool=pool,
-            benchmarks=[names.split(",") for names in config.benchmarks],
+            benchmarks=config.batches,
             trust_remote_code=config.trust_remote_code,
             quiet=config.quiet,
             on_cell=partial(_track_scores, tracker, out),

@@ -127,6 +127,7 @@ def resolve_suite(
     *,
     limit: int | None = None,
     max_length: int | None = None,
+    only: Sequence[Sequence[str]] = (),
 ) -> ResolvedSuite:
     """Resolve a suite.
 
@@ -135,6 +136,7 @@ def resolve_suite(
         checkpoints: their tokenizers decide whether chat templates are used.
         limit: replaces every limit of the suite.
         max_length: positions that checkpoints are extended to.
+        only: as `evalsuite.tasks.suite.resolve`.
 
     Raises:
         ConfigError: an unknown suite or benchmark, a protocol that a benchmark lacks, tokenizers that do not
@@ -143,7 +145,7 @@ def resolve_suite(
     if max_length is not None:
         check_max_length(checkpoints, max_length)
     loaded = load_suite(suite)
-    entries = resolve(loaded, near=suite_folder(suite))
+    entries = resolve(loaded, near=suite_folder(suite), only=only)
     if limit is not None:
         if limit < 1:
             raise ConfigError(f"limit = {limit}: must be at least 1")

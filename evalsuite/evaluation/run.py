@@ -255,7 +255,7 @@ def _infer(
             _engine_choice(config),
             executor,
             protocols=config.protocols,
-            batches=[names.split(",") for names in config.benchmarks],
+            batches=config.batches,
             shared=shared_folder() if config.cache else None,
             quiet=config.quiet,
             on_checkpoint=partial(_track_inference, tracker),

@@ -91,14 +91,22 @@ def cells_of(manifest: Manifest) -> tuple[Cell, ...]:
 def batches_of_cells(manifest: Manifest, batches: Sequence[Sequence[str]]) -> list[list[Cell]]:
     """Return the cells of batches of benchmarks, by name; without batches all cells, as one batch.
 
+    Benchmarks that were left out of the run are left out here, too.
+
     Raises:
-        ConfigError: a benchmark that is not in the run, or is listed twice.
+        ConfigError: a benchmark that is not in the run, or is listed twice; all were left out.
     """
     cells = cells_of(manifest)
     if not batches:
         return [list(cells)]
     known = list(dict.fromkeys(cell.benchmark for cell in cells))
     seen: set[str] = set()
+    left_out = manifest.left_out
+    batches = [[name for name in batch if name in known or name not in left_out] for batch in batches]
+    if not any(batches):
+        raise ConfigError(
+            "; ".join(f"benchmark '{name}' was left out: {why}" for name, why in left_out.items())
+        )
     for name in (name for batch in batches for name in batch):
         if name not in known:
             raise ConfigError(f"benchmark '{name}' is not in this run{nearest(name, known)}")

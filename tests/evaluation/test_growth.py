@@ -11,7 +11,7 @@ from evalsuite.config import RunConfig
 from evalsuite.evaluation import evaluate
 from evalsuite.evaluation.build import requests_path
 from evalsuite.evaluation.run_paths import cells_of, read_built
-from evalsuite.foundation import EvalsuiteError, RunFolderError
+from evalsuite.foundation import ConfigError, EvalsuiteError, RunFolderError
 from evalsuite.reports.run import read_manifest
 from tests.reports.score_edits import rows_by_cell
 
@@ -53,6 +53,34 @@ def test_a_benchmark_is_added(grow: Grow, tmp_path: Path) -> None:
         read_manifest(tmp_path / "run").suite
         == "pocket_facts-limit-4+pocket_instructions-limit-3+pocket_cloze-limit-2"
     )
+
+
+def test_a_part_of_a_suite_is_evaluated_and_then_the_rest(grow: Grow, suite: Path, tmp_path: Path) -> None:
+    part = grow(str(suite), benchmarks=["pocket_niah_single_1", "pocket_facts"])
+    assert {name.split(".")[0] for name in rows(tmp_path / "run")} == {"pocket_facts", "pocket_niah_single_1"}
+    rest = grow(str(suite))
+    assert len(rows(tmp_path / "run")) > 3
+    # Of a complete run, a part costs nothing and loses nothing.
+    before = rows(tmp_path / "run")
+    assert grow(str(suite), benchmarks=["pocket_facts"]) == 0
+    assert rows(tmp_path / "run") == before
+    whole = RunConfig(suite=suite, checkpoints=("a",), out=tmp_path / "whole", quiet=True, cache=False)
+    assert sum(evaluate(whole).computed.values()) == part + rest
+
+
+@pytest.mark.parametrize(
+    ("benchmarks", "message"),
+    [
+        (["pocket_fact"], "no benchmark 'pocket_fact'; did you mean 'pocket_facts'"),
+        (["pocket_facts,pocket_facts"], "'pocket_facts' is listed twice"),
+    ],
+)
+def test_a_part_that_is_none_is_refused_before_anything_is_built(
+    grow: Grow, suite: Path, tmp_path: Path, benchmarks: list[str], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        grow(str(suite), benchmarks=benchmarks)
+    assert not (tmp_path / "run").exists()
 
 
 def test_documents_are_added_and_none_is_lost(grow: Grow, tmp_path: Path) -> None:

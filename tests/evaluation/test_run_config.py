@@ -194,6 +194,7 @@ def test_the_configuration_is_recorded_by_phase(crew: Any, suite: Path, tmp_path
         "strict": False,
         "data": None,
         "trust_remote_code": False,
+        "benchmarks": [],
         "workers": None,
     }
     assert recorded["infer"]["dtype"] == "float32"

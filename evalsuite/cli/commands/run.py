@@ -96,6 +96,13 @@ def add(commands: argparse._SubParsersAction) -> None:
         help="with --dry-run: also print how often this gate policy would notice a loss of 5 points, as "
         "`evalsuite gate --plan`",
     )
+    parser.add_argument(
+        "--benchmarks",
+        nargs="+",
+        metavar="NAME[,NAME…]",
+        help="only these benchmarks of the suite or run, in this order; names joined by commas form one "
+        "batch of inference",
+    )
     phases = parser.add_argument_group("phases, for runs that are split across machines")
     phase = phases.add_mutually_exclusive_group()
     for name, text in (
@@ -112,13 +119,6 @@ def add(commands: argparse._SubParsersAction) -> None:
         choices=("loglikelihood", "generation"),
         action="append",
         help="with --infer-only: only this protocol, e.g. for two processes on one GPU",
-    )
-    phases.add_argument(
-        "--benchmarks",
-        nargs="+",
-        metavar="NAME[,NAME…]",
-        help="with --infer-only or --score-only: only these benchmarks, in this order; names joined by "
-        "commas form one batch",
     )
     phases.add_argument(
         "--export-shard",

@@ -62,7 +62,7 @@ def _rows_of_run(config: RunConfig) -> int:
         return sum(documents) * len(manifest.checkpoints)
     from evalsuite.tasks.suite import load_suite, resolve, suite_folder
 
-    entries = resolve(load_suite(config.suite), near=suite_folder(config.suite))
+    entries = resolve(load_suite(config.suite), near=suite_folder(config.suite), only=config.batches)
     return expected_rows(entries, config.limit)
 
 

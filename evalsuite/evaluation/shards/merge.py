@@ -10,7 +10,7 @@ from evalsuite.evaluation.checkpoints import CheckpointRegistry
 from evalsuite.evaluation.environment import update_environment
 from evalsuite.evaluation.loss_curves import write_curves
 from evalsuite.evaluation.run_paths import read_built, responses_folder
-from evalsuite.evaluation.shards.validate import Machine, Shard, open_shard, read_shard, request_demands
+from evalsuite.evaluation.shards.validate import Shard, open_shard, read_shard, request_demands
 from evalsuite.foundation import DataError, RunFolderError, append_jsonl
 from evalsuite.models.inference.response_cache import read_responses, response_from_dict
 from evalsuite.models.inference.settling import rounding, settle
@@ -123,7 +123,7 @@ def _write_facts(run: Path, shard: Shard, labels: Mapping[str, str]) -> None:
     """Write loss curves and the other machine's facts into the run."""
     write_curves(run, {labels[weights_id]: data for weights_id, data in shard.curves.items()})
     here, there = read_environment(run), shard.environment
-    machine = {key: there[key] for key in Machine.model_fields if key in there}
+    machine = {key: there[key] for key in ("accelerators", "packages", "python", "platform") if key in there}
     # A shard that was itself merged names the machines that responded, which its own need not be.
     responded = there.get("inference_hosts") or [machine]
     hosts = [each for each in here.get("inference_hosts", []) if each not in responded]

@@ -81,20 +81,24 @@ class _InferenceFacts(_ShardPart):
     protocols: list[Text]
 
 
-class Machine(_ShardPart):
+class _Machine(_ShardPart):
     """What responded."""
 
     accelerators: list[Text] | None = None
+    """Names of its GPUs."""
     packages: dict[str, Text] | None = None
+    """Package → version."""
     python: Text | None = None
+    """Version of Python."""
     platform: Text | None = None
+    """As `platform.platform()` states it."""
 
 
-class _Environment(Machine):
+class _Environment(_Machine):
     model_config = ConfigDict(extra="ignore")  # Facts of the other machine that are not merged.
 
     inference: list[_InferenceFacts] = Field(default_factory=list)
-    inference_hosts: list[Machine] = Field(default_factory=list)
+    inference_hosts: list[_Machine] = Field(default_factory=list)
     kernels: dict[str, Text] = Field(default_factory=dict)
     backend: list[str] | None = None
 
