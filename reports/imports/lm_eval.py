@@ -250,7 +250,9 @@ def _read_task(file: Path, log: Fields, task: str, groups: Mapping[str, _Member]
         near = sorted(each.name for each in file.parent.glob("*") if path.name in each.name)
         raise DataError(
             f"{path}: no samples of '{task}'{f' (found {near[0]})' if near else ''}; scores are paired by "
-            "document, which averages do not allow: restore the file, or evaluate again with --log_samples"
+            "document, which averages do not allow: restore the file, or evaluate again with --log_samples. "
+            "Averages get bounds instead of tests by python -m evalsuite.reports.studies.ledger --averages "
+            "TEACHER.json STUDENT.json --out DIR, from a checkout of evalsuite"
         )
     delimiter = str(config.value.get("target_delimiter", " "))
     rows = _rows(path)

@@ -28,6 +28,7 @@ the score is the mean. *Scores*: `printed` by the authors; `printed average`, in
 `evalsuite`, measured here."""
 _FILES = """\
 `reports/studies/ledger/conversions.csv` has all figures as printed, `ledger.csv` this table.
+`--averages` adds [averages of lm-eval's logs](../../../docs/how-to/import.md#averages-without-samples).
 
 ```
 python -m evalsuite.reports.studies.ledger --out reports/results/ledger

@@ -348,7 +348,7 @@ def no_date(log: LmEvalLog) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (without_samples, r"samples_arc_.*: no samples of 'arc'.*--log_samples"),
+        (without_samples, r"samples_arc_.*: no samples of 'arc'.*--log_samples.*ledger --averages"),
         (empty_samples, r"samples_arc_.*: no samples; evaluate again with --log_samples"),
         (old_version, r"'lm_eval_version' = None.*lm-eval 0.4.3 and later"),
         (without_hash, r"samples_arc_.*, line 3: 'doc_hash' is missing"),
