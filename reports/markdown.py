@@ -2,6 +2,9 @@
 
 import re
 
+_NUMBER = re.compile(r"\W*(\d|$)")
+"""A number, maybe with a sign or emphasis, or nothing."""
+
 
 def escape(text: str) -> str:
     """Escape text so that Markdown and its inline HTML show it verbatim."""
@@ -11,6 +14,7 @@ def escape(text: str) -> str:
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:
-    """A Markdown table, right-aligned after the first column. Cells are not escaped."""
-    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
+    """A Markdown table, whose columns of numbers are right-aligned. Cells are not escaped."""
+    rule = ["---:" if all(map(_NUMBER.match, column)) else "---" for column in zip(*rows, strict=True)]
+    lines = [header, rule or ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
