@@ -29,6 +29,7 @@ from evalsuite.models.diagnostics.own_paths import (
 )
 from evalsuite.models.inference.base import Engine
 from evalsuite.models.inference.in_process import InProcessEngine
+from evalsuite.models.inference.proof import UnsupportedModelError, refuse_unsupported
 from evalsuite.models.inference.requests import (
     GenerateRequest,
     GenerateResponse,
@@ -92,12 +93,13 @@ def run_consistency_checks(
     Raises:
         DataError: no request has two continuations, all have the same few tokens, or the model's logits are
             not finite.
+        UnsupportedModelError: the model cannot be run at all.
     """
     requests = [request for request in requests if len(request.continuations) > 1]
     if not requests:
         raise DataError("the consistency checks need documents with at least two continuations")
     runner = _CheckRunner(checkpoint, requests)
-    checks = [runner.run(*variant) for variant in runner.variants()] + [runner.greedy_batched()]
+    checks = [runner.run(*variant) for variant in runner.variants()]
     if engine is not None:
         checks += runner.compare_engine(engine)
     same = [check for check in checks if check.skipped is None and not check.name.startswith("precision")]
@@ -134,23 +136,14 @@ class _CheckRunner:
                 f"{checkpoint.label}: the documents have {len(distinct)} different tokens, of which no check "
                 "can tell anything; is this the tokenizer of the model?"
             )
-        self.reference = self.unbatched(self.model)
+        with refuse_unsupported(
+            f"{type(self.model).__name__}: transformers cannot run it on plain token ids"
+        ):
+            self.reference = self.unbatched(self.model)
         if not all(bool(part.isfinite().all()) for part in self.reference):
             raise DataError(f"{checkpoint.label}: its log-probabilities are not finite (NaN in its logits)")
         pairs = zip(self.sequences, self.reference, strict=True)
         self.expected = self._continuation_sums([_target_logprobs(*pair) for pair in pairs])
-
-    @torch.inference_mode()
-    def greedy_batched(self) -> ConsistencyCheck:
-        """Compare greedy generation of all prompts together with one prompt at a time."""
-        single = [response for prompt in self.prompts for _, response in self.engine.generate([prompt])]
-        changed = sum(self.greedy[index].tokens != each.tokens for index, each in enumerate(single))
-        return ConsistencyCheck(
-            "generation",
-            "greedy generation in a batch, compared with one prompt at a time",
-            changed_responses=changed,
-            num_documents=len(self.prompts),
-        )
 
     @cached_property
     def engine(self) -> InProcessEngine:
@@ -206,7 +199,7 @@ class _CheckRunner:
                 num_documents=len(self.prompts),
             )
 
-    def variants(self) -> list[tuple[str, str, Callable[[], Logprobs | list[float]]]]:
+    def variants(self) -> list[tuple[str, str, Callable[[], Logprobs | list[float] | int]]]:
         """Name, description and function of each variant."""
         on_gpu = self.model.device.type == "cuda"
         return [
@@ -237,18 +230,25 @@ class _CheckRunner:
                 "the recurrence on the torch backend instead of fla" if on_gpu else "fla's kernels",
                 self.other_backend,
             ),
+            (
+                "generation",
+                "greedy generation in a batch, compared with one prompt at a time",
+                self.greedy_changes,
+            ),
         ]
 
     @torch.inference_mode()
     def run(
-        self, name: str, description: str, variant: Callable[[], Logprobs | list[float]]
+        self, name: str, description: str, variant: Callable[[], Logprobs | list[float] | int]
     ) -> ConsistencyCheck:
         """Run one variant and compare it with the reference."""
         check = ConsistencyCheck(name, description, num_documents=len(self.requests))
         try:
             result = variant()
-        except (MissingDependencyError, _NotApplicableError) as error:
+        except (MissingDependencyError, UnsupportedModelError, _NotApplicableError) as error:
             return replace(check, num_documents=0, skipped=str(error))
+        if isinstance(result, int):
+            return replace(check, changed_responses=result)
         if isinstance(result[0], Tensor):
             if not all(bool(part.isfinite().all()) for part in result):
                 return replace(check, num_documents=0, skipped="its log-probabilities are not finite")
@@ -295,6 +295,11 @@ class _CheckRunner:
         responses = dict(self.engine.score(self.requests))
         return [logprob for index in range(len(responses)) for logprob in responses[index].logprobs]
 
+    def greedy_changes(self) -> int:
+        """Number of greedy responses that differ between all prompts together and one at a time."""
+        single = [response for prompt in self.prompts for _, response in self.engine.generate([prompt])]
+        return sum(self.greedy[index].tokens != each.tokens for index, each in enumerate(single))
+
     def _batches(self, size: int) -> list[list[tuple[int, ...]]]:
         return [self.sequences[start : start + size] for start in range(0, len(self.sequences), size)]
 
@@ -302,7 +307,9 @@ class _CheckRunner:
         """Batches of sixteen padded sequences, with an attention mask."""
         plain = self.engine.runner if isinstance(self.engine, TransformersEngine) else None
         if plain is not None and (side == "left" or plain.batching != "padded"):
-            raise _NotApplicableError(f"{type(self.model).__name__} is never padded on the {side}")
+            raise _NotApplicableError(
+                f"evalsuite never pads texts of {type(self.model).__name__} on the {side}"
+            )
         found: Logprobs = []
         for rows in self._batches(16):
             # An engine's own padding may take neither mask nor positions.
@@ -316,7 +323,7 @@ class _CheckRunner:
     def packed(self) -> Logprobs:
         """Four sequences packed into one row, isolated from each other."""
         if isinstance(self.engine, TransformersEngine):
-            raise _NotApplicableError(f"texts of {type(self.model).__name__} are never packed")
+            raise _NotApplicableError(f"evalsuite never packs texts of {type(self.model).__name__}")
         found: Logprobs = []
         for rows in self._batches(4):
             extra = {}
@@ -330,7 +337,10 @@ class _CheckRunner:
         """Prefill of the first half of each sequence, then token by token from the cache."""
         engine = self.engine
         if isinstance(engine, TransformersEngine) and engine.runner.caching == "never":
-            raise _NotApplicableError(f"the cache of {type(self.model).__name__} is never used")
+            raise _NotApplicableError(
+                f"evalsuite never uses the cache of {type(self.model).__name__}, which is not proved to give "
+                "the logits of the text read whole"
+            )
         found: Logprobs = []
         for tokens in self.sequences:
             ids = self._ids(tokens)
@@ -349,7 +359,12 @@ class _CheckRunner:
         model = copy.deepcopy(self.model)
         for parameter in model.parameters():
             parameter.data = parameter.data.to(dtype)
-        return self.unbatched(model)
+        try:
+            return self.unbatched(model)
+        except Exception as error:  # Foreign code may mix dtypes and fail in any way.
+            name = str(dtype).removeprefix("torch.")
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise _NotApplicableError(f"{type(model).__name__} does not run in {name} ({reason})") from error
 
     def other_backend(self) -> Logprobs:
         """The recurrence on the other backend."""
@@ -396,6 +411,8 @@ def format_checks(result: dict[str, Any]) -> str:
         lines.append(
             f"Differences between models below {share:.1f} points may be artefacts of how they are run."
         )
+    elif all(check["skipped"] or check["name"].startswith("precision") for check in result["checks"]):
+        lines.append("No check in the model's own precision could be run.")
     else:
         # Rule of three: with no change in n documents, the true share is below 3 / n at 95 % confidence.
         bound = 300 / result["documents"]

@@ -4,9 +4,10 @@ Each computes what a plain forward pass of one text does, in exact arithmetic. e
 where its engines do not prove them; a trainer or a server may.
 """
 
+import copy
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from evalsuite.models.decoder.cache import CACHE, returned_cache
+from evalsuite.models.decoder.cache import CACHE, cached_tensors, returned_cache
 from evalsuite.models.inference.batching import pad_right
 from evalsuite.models.inference.settling import rounding
 
@@ -32,12 +33,16 @@ class OwnPath:
         name: short name; description: how it differs from a plain forward pass.
         known: public defects of this kind.
         compute: the model and texts of at least two tokens → log-probabilities.
+        parts: earlier paths that this one contains, whose defects it has, too.
+        cached: whether it reads from a cache.
     """
 
     name: str
     description: str
     known: str
     compute: Callable[[PreTrainedModel, Rows], Logprobs]
+    parts: tuple[str, ...] = ()
+    cached: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,30 +74,79 @@ def padded(model: PreTrainedModel, rows: Rows, side: Side) -> Logprobs:
 
 
 def decoded(model: PreTrainedModel, rows: Rows, side: Side) -> Logprobs:
-    """The last position, read from the cache of a padded batch; on the left, as `generate` does."""
+    """The last position, read from the cache of a padded batch as `generate` does."""
     tokens, mask, extra = _pad(model, [row[:-1] for row in rows], side)
-    output = model(input_ids=tokens, attention_mask=mask, use_cache=True, **extra)
+    cache = _returned_cache(model(input_ids=tokens, attention_mask=mask, use_cache=True, **extra))
     last = torch.tensor([[row[-1]] for row in rows], device=model.device)
-    return _decode(model, output, last, mask, torch.tensor([[len(row) - 1] for row in rows]))
+    # Models without keys take no mask after the first pass.
+    prepare: Any = model.prepare_inputs_for_generation
+    inputs = prepare(
+        last,
+        attention_mask=torch.cat([mask, torch.ones_like(last)], 1),
+        is_first_iteration=False,
+        use_cache=True,
+        **_positions(cache, torch.tensor([[len(row) - 1] for row in rows], device=model.device)),
+        **cache,
+    )
+    return [_logprobs(row) for row in _same_length(model(**inputs).logits, last)]
 
 
 def chunked(model: PreTrainedModel, rows: Rows) -> Logprobs:
-    """The second half of each text, read in one pass from the cache of the first."""
+    """All positions of each text, read in chunks of a third."""
+    return [
+        _read_parts(model, [part for part in torch.tensor([row]).tensor_split(3, 1) if part.numel()])
+        for row in rows
+    ]
+
+
+def stepped(model: PreTrainedModel, rows: Rows) -> Logprobs:
+    """The last tokens of each text, read one at a time."""
     found = []
     for row in rows:
-        half = len(row) // 2
+        steps = min(STEPS, len(row) - 1)
         ids = torch.tensor([row], device=model.device)
-        cache = model(input_ids=ids[:, :half], use_cache=True)
-        mask, positions = torch.ones_like(ids[:, :half]), torch.arange(half, len(row))[None]
-        found += _decode(model, cache, ids[:, half:], mask, positions)
+        found.append(_read_parts(model, ids.split([len(row) - steps, *[1] * steps], 1))[-steps:])
     return found
 
 
-def packed(model: PreTrainedModel, rows: Rows, **extra: Tensor) -> Logprobs:
-    """All positions of texts in one row, told apart by their positions, and `extra` arguments if any."""
+def forked(model: PreTrainedModel, rows: Rows) -> Logprobs:
+    """The second half of each text, from a copy of the cache of the first, which went on otherwise."""
+    found = []
+    for row in rows:
+        first, second = _halves(model, row)
+        _, cache = _read(model, first)
+        spare = copy.deepcopy(cache)
+        _read(model, first.flip(1), cache, first.shape[1])
+        found.append(_read(model, second, spare, first.shape[1])[0])
+    return found
+
+
+def warm(model: PreTrainedModel, rows: Rows) -> Logprobs:
+    """The second half of each text, after another text with the same first half was read."""
+    found = []
+    for row in rows:
+        first, second = _halves(model, row)
+        _, cache = _read(model, first)
+        _read(model, first.flip(1), cache, first.shape[1])
+        _, cache = _read(model, first)
+        found.append(_read(model, second, cache, first.shape[1])[0])
+    return found
+
+
+def packed(model: PreTrainedModel, rows: Rows, bounds: bool = False, **extra: Any) -> Logprobs:
+    """All positions of texts in one row, told apart by their positions, and `extra` arguments if any.
+
+    With `bounds`, also by what transformers' collators add for flash attention and recurrent layers.
+    """
     lengths = [len(row) for row in rows]
     positions = torch.cat([torch.arange(length) for length in lengths])[None].to(model.device)
     joined = torch.tensor([list(itertools.chain.from_iterable(rows))], device=model.device)
+    if bounds:
+        ends = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32, device=model.device)
+        index = torch.arange(len(rows)).repeat_interleave(torch.tensor(lengths))[None]
+        extra |= {f"cu_seq_lens_{which}": ends for which in "qk"}
+        extra |= {f"max_length_{which}": max(lengths) for which in "qk"}
+        extra["seq_idx"] = index.int().to(model.device)
     logits = model(input_ids=joined, position_ids=positions, use_cache=False, **extra).logits[0]
     return [_logprobs(part) for part in logits.split(lengths)]
 
@@ -105,35 +159,113 @@ def repeated(model: PreTrainedModel, rows: Rows) -> Logprobs:
     ]
 
 
+def reordered(model: PreTrainedModel, rows: Rows) -> Logprobs:
+    """All positions of each text alone, the last text first."""
+    return repeated(model, rows[::-1])[::-1]
+
+
+def batched(model: PreTrainedModel, rows: Rows) -> Logprobs:
+    """All positions of each text, in the middle of a batch of texts of its length."""
+    found = []
+    for row in rows:
+        batch = torch.tensor([row[::-1], row, row[1:] + row[:1]], device=model.device)
+        found.append(_logprobs(model(input_ids=batch, use_cache=False).logits[1]))
+    return found
+
+
+STEPS = 8
+"""Tokens that are read one at a time, at most."""
 _STATES = "pads stay in the cache: in a state (transformers #48256) or in a window"
-_PADS = "pads change real tokens: the model takes no mask or positions"
-_LEAK = "packed texts are not isolated: states or keys leak from one to the next"
+_PADS = "pads change real tokens: mask or positions are ignored (as in transformers #32677)"
+_LEAK = (
+    "packed texts are not isolated: states or keys leak from one to the next "
+    "(transformers #44836, Automodel #2131)"
+)
+_PREFIX = "(vLLM #53912, SGLang #29330)"
+_DECODED = ("batched", "stepped")
 OWN_PATHS = (
-    OwnPath("padded right", "one batch, padded on the right", _PADS, partial(padded, side="right")),
-    OwnPath("padded left", "one batch, padded on the left", _PADS, partial(padded, side="left")),
+    OwnPath("repeated", "the same pass a second time", "two equal runs differ", repeated),
+    OwnPath(
+        "reordered",
+        "each text alone, the last first",
+        "a text depends on the texts before it: a state outlives its request",
+        reordered,
+        ("repeated",),
+    ),
+    OwnPath(
+        "batched",
+        "each text in a batch of texts of its length",
+        "rows of a batch change each other",
+        batched,
+        ("repeated",),
+    ),
+    OwnPath(
+        "padded right", "one batch, padded on the right", _PADS, partial(padded, side="right"), ("batched",)
+    ),
+    OwnPath(
+        "padded left", "one batch, padded on the left", _PADS, partial(padded, side="left"), ("batched",)
+    ),
+    OwnPath(
+        "chunked",
+        "chunks of a third, each from the cache of those before",
+        "the cache loses a part of the text",
+        chunked,
+        ("repeated",),
+        cached=True,
+    ),
+    OwnPath(
+        "stepped",
+        "the last tokens one at a time from the cache",
+        "steps from the cache differ in position, state or precision (as in vLLM #55196)",
+        stepped,
+        ("repeated",),
+        cached=True,
+    ),
+    OwnPath(
+        "forked",
+        "the second half from a copy of the cache of the first",
+        f"a state is held outside the cache, or copies of a cache share it {_PREFIX}",
+        forked,
+        ("chunked",),
+        cached=True,
+    ),
+    OwnPath(
+        "warm",
+        "the second half from the cache of the first, which was read and continued before",
+        f"a reused prefix is stale: its cache holds what came after it {_PREFIX}",
+        warm,
+        ("chunked",),
+        cached=True,
+    ),
     OwnPath(
         "right, decoded",
         "a step from the cache of a batch padded on the right",
         _STATES,
         partial(decoded, side="right"),
+        _DECODED,
+        cached=True,
     ),
     OwnPath(
         "left, decoded",
         "a step from the cache of a batch padded on the left",
         _STATES,
         partial(decoded, side="left"),
+        _DECODED,
+        cached=True,
     ),
+    OwnPath("packed", "texts in one row, told apart by their positions", _LEAK, packed, ("repeated",)),
     OwnPath(
-        "chunked",
-        "the second half from the cache of the first",
-        "the cache loses a part of the text",
-        chunked,
+        "packed, bounds",
+        "texts in one row, told apart by cu_seq_lens and seq_idx, too",
+        _LEAK,
+        partial(packed, bounds=True),
+        ("repeated",),
     ),
-    OwnPath("packed", "texts in one row, told apart by their positions", _LEAK, packed),
-    OwnPath("repeated", "the same pass a second time", "two equal runs differ", repeated),
 )
 PADDED_ROWS = 8
 """Texts of one batch."""
+EXPLAINED = 10
+"""A path's difference can be that of its parts if it is less than so many times as large."""
 
 
 @torch.inference_mode()
@@ -146,7 +278,20 @@ def check_own_paths(model: PreTrainedModel, rows: Rows, reference: Logprobs) -> 
         reference: log-probabilities [T, V] of each, from a pass of its own.
     """
     tolerance = rounding({"dtype": str(model.dtype).removeprefix("torch.")})
-    return [_check(path, model, rows, reference, tolerance) for path in OWN_PATHS]
+    results: dict[str, OwnPathResult] = {}
+    for path in OWN_PATHS:
+        result = _check(path, model, rows, reference, tolerance)
+        if result.finding and path.cached and (narrow := _narrow_dtypes(model, rows[0])):
+            result = replace(result, finding=f"{result.finding}; its cache is in {narrow}")
+        parts = [
+            name
+            for name in path.parts
+            if results[name].finding and result.max_difference < EXPLAINED * results[name].max_difference
+        ]
+        if result.finding and parts:
+            result = replace(result, finding=f"{result.finding}; {' and '.join(parts)} may explain it")
+        results[path.name] = result
+    return list(results.values())
 
 
 def format_own_paths(paths: Sequence[Mapping[str, Any]], texts: int) -> list[str]:
@@ -204,30 +349,65 @@ def _pad(model: PreTrainedModel, rows: Rows, side: Side) -> tuple[Tensor, Tensor
     order = slice(None, None, 1 if side == "right" else -1)
     tokens, lengths = pad_right([row[order] for row in rows], model.device)
     mask = (torch.arange(tokens.shape[1], device=tokens.device) < lengths[:, None]).long()
+    # The embedding of a pad token is often zero, which would leave no trace where a mask is ignored.
+    tokens = tokens.where(mask.bool(), tokens[:, :1])
     if side == "right":
         return tokens, mask, {}
     tokens, mask = tokens.flip(1), mask.flip(1)
     return tokens, mask, {"position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
 
 
-def _decode(
-    model: PreTrainedModel, output: object, tokens: Tensor, mask: Tensor, positions: Tensor
-) -> Logprobs:
-    """Read tokens [R, T] after what the cache of `output` holds, of which `mask` [R, C] is real."""
-    extra = returned_cache(output)
-    if not extra:
+def _halves(model: PreTrainedModel, row: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    ids = torch.tensor([row], device=model.device)
+    return ids[:, : len(row) // 2], ids[:, len(row) // 2 :]
+
+
+def _read(
+    model: PreTrainedModel, tokens: Tensor, cache: dict[str, Any] | None = None, length: int = 0
+) -> tuple[Tensor, dict[str, Any]]:
+    """Log-probabilities after tokens [1, T] that follow the `length` tokens in a cache, and the new cache."""
+    cache = cache or {}
+    positions = torch.arange(length, length + tokens.shape[1], device=model.device)[None]
+    output = model(input_ids=tokens, use_cache=True, **_positions(cache, positions), **cache)
+    return _logprobs(_same_length(output.logits, tokens)[0]), _returned_cache(output)
+
+
+def _read_parts(model: PreTrainedModel, parts: Sequence[Tensor]) -> Tensor:
+    """Log-probabilities of a text in parts [1, T], each of which is read from the cache of those before."""
+    found: list[Tensor] = []
+    cache: dict[str, Any] = {}
+    length = 0
+    for part in parts:
+        logprobs, cache = _read(model, part.to(model.device), cache, length)
+        found.append(logprobs)
+        length += part.shape[1]
+    return torch.cat(found)
+
+
+def _positions(cache: Mapping[str, Any], positions: Tensor) -> dict[str, Tensor]:
+    """Positions of tokens after a cache, for models that take any."""
+    return {} if cache.keys().isdisjoint((CACHE, "past_key_values")) else {"position_ids": positions}
+
+
+def _returned_cache(output: object) -> dict[str, Any]:
+    cache = returned_cache(output)
+    if not cache:
         raise ValueError("its forward pass returns no cache")
-    if not extra.keys().isdisjoint((CACHE, "past_key_values")):
-        extra["position_ids"] = positions.to(model.device)
-    logits = model(
-        input_ids=tokens,
-        attention_mask=torch.cat([mask, torch.ones_like(tokens)], 1),
-        use_cache=True,
-        **extra,
-    ).logits
+    return cache
+
+
+def _same_length(logits: Tensor, tokens: Tensor) -> Tensor:
     if logits.shape[1] != tokens.shape[1]:
         raise ValueError(f"{logits.shape[1]} positions come out for {tokens.shape[1]} tokens with a cache")
-    return [_logprobs(row) for row in logits]
+    return logits
+
+
+def _narrow_dtypes(model: PreTrainedModel, row: tuple[int, ...]) -> str:
+    """The dtypes in the cache of a text that have fewer bits than the model's; empty if there are none."""
+    _, cache = _read(model, torch.tensor([row], device=model.device))
+    dtypes = {tensor.dtype for tensor in cached_tensors(cache) if tensor.is_floating_point()}
+    narrow = {dtype for dtype in dtypes if dtype.itemsize < model.dtype.itemsize}
+    return " and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in narrow))
 
 
 def _logprobs(logits: Tensor) -> Tensor:

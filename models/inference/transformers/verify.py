@@ -29,7 +29,8 @@ def verify(runner: PlainRunner) -> list[str]:
         What the model's batches or cache get wrong, in words; empty if all is right.
 
     Raises:
-        UnsupportedModelError: the model cannot be run at all, or sees tokens before they are read.
+        UnsupportedModelError: the model cannot be run at all, or not twice with the same logits, or sees
+            tokens before they are read.
     """
     name = type(runner.model).__name__
     texts = proof_texts(runner.vocab_size, stated_positions(runner.model.config))
@@ -38,6 +39,8 @@ def verify(runner: PlainRunner) -> list[str]:
     runner.vocab_size = min(runner.vocab_size, whole[0].shape[-1])
     continued = runner.logits([texts[1] + texts[0][: len(texts[0]) - len(texts[1])]])[0, : len(texts[1])]
     if (deviation := largest_deviation(whole[1:2], [continued])) is not None:
+        if (noise := largest_deviation(whole[1:2], [runner.logits(texts[1:2])[0]])) is not None:
+            raise UnsupportedModelError(f"{name}: the logits of two equal passes differ by up to {noise:.3g}")
         raise UnsupportedModelError(
             f"{name}: the logits of a text change by up to {deviation:.3g} when other tokens follow it, so "
             "that it is no causal language model: it would predict tokens that it has seen"

@@ -55,8 +55,11 @@ def test_public_defects_of_hybrids_are_found(name: str) -> None:
     assert "#48256" in found["right, decoded"].finding
     assert found["right, decoded"].max_difference > 0.1
     assert "leak" in found["packed"].finding
-    assert not found["padded right"].finding
-    assert not found["repeated"].finding
+    accused = {path.name for path in found.values() if path.finding}
+    # Nemotron-H limits its time steps from below when it reads several tokens, and not in a step.
+    steps = {"stepped", "left, decoded"} if name == "nemotron_h" else set()
+    known = {"right, decoded", "packed", "packed, bounds"} | steps
+    assert accused <= known
 
 
 @pytest.mark.parametrize(
@@ -64,8 +67,8 @@ def test_public_defects_of_hybrids_are_found(name: str) -> None:
     [
         # Positions that start again tell the text from the pads on its left.
         ("attention_mask", {"right, decoded", "left, decoded"}),
-        ("position_ids", {"padded left", "right, decoded", "left, decoded", "packed"}),
-        (CACHE, {"right, decoded", "left, decoded", "chunked"}),
+        ("position_ids", {"padded left", "right, decoded", "left, decoded", "packed", "packed, bounds"}),
+        (CACHE, {"right, decoded", "left, decoded", "chunked", "stepped", "forked", "warm"}),
     ],
 )
 def test_an_ignored_argument_is_found(ignored: str, paths: set[str], monkeypatch: pytest.MonkeyPatch) -> None:

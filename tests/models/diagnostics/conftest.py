@@ -1,0 +1,19 @@
+"""What the tests of `doctor` share: documents of random tokens for tiny models of the parity tests."""
+
+import random
+
+import pytest
+
+from evalsuite.models.inference.requests import ScoreRequest
+from tests.parity.tiny_families import VOCABULARY
+
+
+@pytest.fixture(scope="session")
+def tiny_documents() -> list[ScoreRequest]:
+    """Documents of two continuations, of 4 to 36 tokens."""
+    draw = random.Random(0)
+
+    def tokens(least: int, most: int) -> tuple[int, ...]:
+        return tuple(draw.randrange(3, VOCABULARY) for _ in range(draw.randint(least, most)))
+
+    return [ScoreRequest(tokens(3, 30), (tokens(1, 6), tokens(1, 6))) for _ in range(5)]
