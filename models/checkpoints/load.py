@@ -124,11 +124,7 @@ def load_checkpoint(
                 delattr(owner, name)
     highest = max(tokenizer.get_vocab().values(), default=-1)
     _check_tokenizer(location.source, highest, model.get_input_embeddings().weight.shape[0])
-    if as_decoder and remote_code_hash(model) is None:
-        from evalsuite.models.decoder.build import to_decoder
-
-        model = to_decoder(model)
-    return Checkpoint(
+    checkpoint = Checkpoint(
         label=label or _label(location),
         path=str(path),
         model=model.to(device).eval(),
@@ -137,6 +133,16 @@ def load_checkpoint(
         lineage=_lineage(location),
         revision=location.revision,
     )
+    return with_decoder(checkpoint) if as_decoder else checkpoint
+
+
+def with_decoder(checkpoint: Checkpoint) -> Checkpoint:
+    """The checkpoint with a teacher of a supported family as our decoder, which shares its weights."""
+    if remote_code_hash(checkpoint.model) is not None:
+        return checkpoint
+    from evalsuite.models.decoder.build import to_decoder
+
+    return replace(checkpoint, model=to_decoder(checkpoint.model).eval())
 
 
 def remote_code_hash(model: "PreTrainedModel") -> str | None:

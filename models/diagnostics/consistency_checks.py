@@ -21,6 +21,7 @@ from evalsuite.models.checkpoints.load import Checkpoint
 from evalsuite.models.diagnostics.own_paths import (
     Logprobs,
     OwnPathResult,
+    Rows,
     Side,
     check_own_paths,
     format_own_paths,
@@ -74,7 +75,10 @@ class ConsistencyCheck:
 
 
 def run_consistency_checks(
-    checkpoint: Checkpoint, requests: Sequence[ScoreRequest], engine: Engine | None = None
+    checkpoint: Checkpoint,
+    requests: Sequence[ScoreRequest],
+    engine: Engine | None = None,
+    own_model: PreTrainedModel | None = None,
 ) -> dict[str, Any]:
     """Evaluate `requests` in every variant and compare.
 
@@ -82,6 +86,7 @@ def run_consistency_checks(
         checkpoint: the model, on the device and in the dtype of the evaluation.
         requests: documents with several continuations each; a few dozen are enough.
         engine: another engine to compare with, such as vLLM, with the same checkpoint in the same dtype.
+        own_model: the model in transformers' code, if the checkpoint has it as our decoder.
 
     Returns:
         A JSON-serializable result: `schema`, `label`, `weights_id`, `device`, `dtype`, `documents`, `checks`
@@ -113,7 +118,7 @@ def run_consistency_checks(
         "documents": len(requests),
         "checks": [asdict(check) for check in checks],
         "own_texts": min(len(requests), OWN_TEXTS),
-        "own_paths": [asdict(path) for path in runner.own_paths()],
+        "own_paths": [asdict(path) for path in runner.own_paths(own_model or checkpoint.model)],
         "max_difference": max((check.max_difference for check in same), default=0.0),
         "max_changed_share": max(shares, default=0.0),
     }
@@ -155,13 +160,14 @@ class _CheckRunner:
         """Its greedy responses to all prompts together."""
         return dict(self.engine.generate(self.prompts))
 
-    def own_paths(self) -> list[OwnPathResult]:
-        """Paths of the model's own code, on the first continuation of each of some documents."""
+    def own_paths(self, model: PreTrainedModel) -> list[OwnPathResult]:
+        """Paths of a model's own code, on the first continuation of each of some documents."""
         ends = itertools.accumulate((len(request.continuations) for request in self.requests), initial=0)
         places = list(itertools.islice(ends, min(len(self.requests), OWN_TEXTS)))
-        return check_own_paths(
-            self.model, [self.sequences[each] for each in places], [self.reference[each] for each in places]
-        )
+        texts = [self.sequences[each] for each in places]
+        if model is self.model:
+            return check_own_paths(model, texts, [self.reference[each] for each in places])
+        return check_own_paths(model.eval(), texts, self.unbatched(model, texts))
 
     def compare_engine(self, other: Engine) -> Iterator[ConsistencyCheck]:
         """Compare log-likelihoods and greedy responses with those of another engine.
@@ -286,9 +292,10 @@ class _CheckRunner:
         return [group.index(max(group)) for group in groups]
 
     @torch.inference_mode()
-    def unbatched(self, model: PreTrainedModel) -> Logprobs:
-        """The reference: each sequence alone, in one forward pass."""
-        return [_logprobs(model(input_ids=self._ids(tokens)).logits[0]) for tokens in self.sequences]
+    def unbatched(self, model: PreTrainedModel, texts: Rows | None = None) -> Logprobs:
+        """The reference: each sequence, or each of these texts, alone in one forward pass."""
+        texts = self.sequences if texts is None else texts
+        return [_logprobs(model(input_ids=self._ids(tokens)).logits[0]) for tokens in texts]
 
     def batched(self) -> list[float]:
         """Log-probabilities of the continuations, from the engine."""
@@ -326,7 +333,7 @@ class _CheckRunner:
             raise _NotApplicableError(f"evalsuite never packs texts of {type(self.model).__name__}")
         found: Logprobs = []
         for rows in self._batches(4):
-            extra = {}
+            extra: dict[str, Any] = {}
             if isinstance(self.model, StudentForCausalLM):
                 bounds = [0, *itertools.accumulate(map(len, rows))]
                 extra["cu_seqlens"] = torch.tensor(bounds).to(self.model.device)

@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     from evalsuite.evaluation import checks
     from evalsuite.evaluation.inference.engines import engine_factory, resolve_device
     from evalsuite.foundation import ConfigError
-    from evalsuite.models.checkpoints.load import load_checkpoint
+    from evalsuite.models.checkpoints.load import load_checkpoint, with_decoder
     from evalsuite.models.checkpoints.positions import max_positions
     from evalsuite.models.diagnostics.consistency_checks import format_checks, run_consistency_checks
 
@@ -62,12 +62,14 @@ def run(arguments: argparse.Namespace) -> int:
         arguments=engine_arguments(arguments),
     )
     served = make(arguments.checkpoint, None) if arguments.engine != "torch" else None
-    checkpoint = load_checkpoint(
+    loaded = load_checkpoint(
         arguments.checkpoint,
         dtype=dtype,
         device=device,
         trust_remote_code=trusted,
+        as_decoder=False,
     )
+    checkpoint = with_decoder(loaded)
     if arguments.out is not None and not arguments.benchmark:
         requests = checks.sample_run_requests(arguments.out, checkpoint.tokenizer, arguments.documents)
     else:
@@ -80,7 +82,7 @@ def run(arguments: argparse.Namespace) -> int:
             trust_remote_code=trusted,
         )
     with closing(served) if served else nullcontext() as other:
-        result = run_consistency_checks(checkpoint, requests, other)
+        result = run_consistency_checks(checkpoint, requests, other, loaded.model)
     print(format_checks(result))
     if arguments.out is not None:
         print(f"written to {checks.write_findings(arguments.out, checks.summarize_checks(result))}")

@@ -9,9 +9,12 @@ import torch
 from transformers import CONFIG_MAPPING, PreTrainedModel
 
 from evalsuite.models import build_student
+from evalsuite.models.checkpoints.load import with_decoder
 from evalsuite.models.decoder.cache import CACHE
+from evalsuite.models.diagnostics.consistency_checks import run_consistency_checks
 from evalsuite.models.diagnostics.own_paths import OwnPathResult, check_own_paths, format_own_paths
-from tests.parity.tiny_families import FAMILIES, make_model
+from evalsuite.models.inference.requests import ScoreRequest
+from tests.parity.tiny_families import FAMILIES, make_checkpoint, make_model
 
 DRAW = random.Random(0)
 ROWS = [tuple(DRAW.randrange(3, 96) for _ in range(DRAW.randint(6, 40))) for _ in range(8)]
@@ -97,6 +100,26 @@ def test_runs_that_differ_and_refusals_are_told_apart(monkeypatch: pytest.Monkey
     assert found["repeated"].finding == "two equal runs differ"
     assert found["packed"].skipped == "GPT2LMHeadModel: positions are not"
     assert not found["packed"].finding
+
+
+def test_teachers_are_examined_in_their_own_code(
+    tiny_documents: list[ScoreRequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A defect of transformers' model does not reach evalsuite's decoder, which shares its weights."""
+    loaded = make_checkpoint(FAMILIES["llama"])
+    checkpoint, original = with_decoder(loaded), loaded.model.forward
+    assert type(checkpoint.model) is not type(loaded.model)
+
+    def forward(position_ids: Any = None, **arguments: Any) -> Any:
+        return original(**arguments)
+
+    monkeypatch.setattr(loaded.model, "forward", forward)
+    accused = []
+    for own_model in (None, loaded.model):
+        result = run_consistency_checks(checkpoint, tiny_documents, own_model=own_model)
+        accused.append({path["name"] for path in result["own_paths"] if path["finding"]})
+    assert accused[0] == set()
+    assert accused[1] == {"packed", "packed, bounds", "right, decoded"}
 
 
 def test_lines_name_what_is_found() -> None:
