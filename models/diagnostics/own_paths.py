@@ -74,21 +74,26 @@ def padded(model: PreTrainedModel, rows: Rows, side: Side) -> Logprobs:
 
 
 def decoded(model: PreTrainedModel, rows: Rows, side: Side) -> Logprobs:
-    """The last position, read from the cache of a padded batch as `generate` does."""
+    """The last position, read from the cache of a padded batch."""
     tokens, mask, extra = _pad(model, [row[:-1] for row in rows], side)
     cache = _returned_cache(model(input_ids=tokens, attention_mask=mask, use_cache=True, **extra))
-    last = torch.tensor([[row[-1]] for row in rows], device=model.device)
-    # Models without keys take no mask after the first pass.
-    prepare: Any = model.prepare_inputs_for_generation
-    inputs = prepare(
-        last,
-        attention_mask=torch.cat([mask, torch.ones_like(last)], 1),
-        is_first_iteration=False,
-        use_cache=True,
-        **_positions(cache, torch.tensor([[len(row) - 1] for row in rows], device=model.device)),
-        **cache,
-    )
-    return [_logprobs(row) for row in _same_length(model(**inputs).logits, last)]
+    return [_logprobs(row) for row in _last_step(model, rows, cache, mask)]
+
+
+def batched_steps(model: PreTrainedModel, rows: Rows) -> Logprobs:
+    """The last position of each text, read from the cache of a batch of texts of its length."""
+    found = []
+    for row in rows:
+        batch = _same_length(row)
+        tokens = torch.tensor(batch, device=model.device)[:, :-1]
+        cache = _returned_cache(model(input_ids=tokens, use_cache=True))
+        found.append(_logprobs(_last_step(model, batch, cache, torch.ones_like(tokens))[1]))
+    return found
+
+
+def filled(model: PreTrainedModel, rows: Rows) -> Logprobs:
+    """All positions of each text alone, in a pass that fills a cache."""
+    return [_read(model, torch.tensor([row], device=model.device))[0] for row in rows]
 
 
 def chunked(model: PreTrainedModel, rows: Rows) -> Logprobs:
@@ -168,7 +173,7 @@ def batched(model: PreTrainedModel, rows: Rows) -> Logprobs:
     """All positions of each text, in the middle of a batch of texts of its length."""
     found = []
     for row in rows:
-        batch = torch.tensor([row[::-1], row, row[1:] + row[:1]], device=model.device)
+        batch = torch.tensor(_same_length(row), device=model.device)
         found.append(_logprobs(model(input_ids=batch, use_cache=False).logits[1]))
     return found
 
@@ -182,7 +187,7 @@ _LEAK = (
     "(transformers #44836, Automodel #2131)"
 )
 _PREFIX = "(vLLM #53912, SGLang #29330)"
-_DECODED = ("batched", "stepped")
+_DECODED = ("stepped", "batched steps")
 OWN_PATHS = (
     OwnPath("repeated", "the same pass a second time", "two equal runs differ", repeated),
     OwnPath(
@@ -206,11 +211,19 @@ OWN_PATHS = (
         "padded left", "one batch, padded on the left", _PADS, partial(padded, side="left"), ("batched",)
     ),
     OwnPath(
+        "filled",
+        "each text alone, in a pass that fills a cache",
+        "a cache starts with the state of an earlier request (as in tpu-inference #3412)",
+        filled,
+        ("repeated", "reordered"),
+        cached=True,
+    ),
+    OwnPath(
         "chunked",
         "chunks of a third, each from the cache of those before",
         "the cache loses a part of the text",
         chunked,
-        ("repeated",),
+        ("filled",),
         cached=True,
     ),
     OwnPath(
@@ -218,7 +231,7 @@ OWN_PATHS = (
         "the last tokens one at a time from the cache",
         "steps from the cache differ in position, state or precision (as in vLLM #55196)",
         stepped,
-        ("repeated",),
+        ("filled",),
         cached=True,
     ),
     OwnPath(
@@ -235,6 +248,14 @@ OWN_PATHS = (
         f"a reused prefix is stale: its cache holds what came after it {_PREFIX}",
         warm,
         ("chunked",),
+        cached=True,
+    ),
+    OwnPath(
+        "batched steps",
+        "a step from the cache of a batch of texts of one length",
+        "rows of a batch change or exchange their states",
+        batched_steps,
+        ("batched", "stepped"),
         cached=True,
     ),
     OwnPath(
@@ -357,6 +378,22 @@ def _pad(model: PreTrainedModel, rows: Rows, side: Side) -> tuple[Tensor, Tensor
     return tokens, mask, {"position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
 
 
+def _last_step(model: PreTrainedModel, rows: Rows, cache: dict[str, Any], mask: Tensor) -> Tensor:
+    """Logits [R, 1, V] after the last tokens, as `generate` reads them after what `mask` [R, T] covers."""
+    last = torch.tensor([[row[-1]] for row in rows], device=model.device)
+    # Models without keys take no mask after the first pass.
+    prepare: Any = model.prepare_inputs_for_generation
+    inputs = prepare(
+        last,
+        attention_mask=torch.cat([mask, torch.ones_like(last)], 1),
+        is_first_iteration=False,
+        use_cache=True,
+        **_positions(cache, torch.tensor([[len(row) - 1] for row in rows], device=model.device)),
+        **cache,
+    )
+    return _checked(model(**inputs).logits, last)
+
+
 def _halves(model: PreTrainedModel, row: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     ids = torch.tensor([row], device=model.device)
     return ids[:, : len(row) // 2], ids[:, len(row) // 2 :]
@@ -369,7 +406,7 @@ def _read(
     cache = cache or {}
     positions = torch.arange(length, length + tokens.shape[1], device=model.device)[None]
     output = model(input_ids=tokens, use_cache=True, **_positions(cache, positions), **cache)
-    return _logprobs(_same_length(output.logits, tokens)[0]), _returned_cache(output)
+    return _logprobs(_checked(output.logits, tokens)[0]), _returned_cache(output)
 
 
 def _read_parts(model: PreTrainedModel, parts: Sequence[Tensor]) -> Tensor:
@@ -396,7 +433,12 @@ def _returned_cache(output: object) -> dict[str, Any]:
     return cache
 
 
-def _same_length(logits: Tensor, tokens: Tensor) -> Tensor:
+def _same_length(row: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """A batch of texts of one length with this one in the middle."""
+    return [row[::-1], row, row[1:] + row[:1]]
+
+
+def _checked(logits: Tensor, tokens: Tensor) -> Tensor:
     if logits.shape[1] != tokens.shape[1]:
         raise ValueError(f"{logits.shape[1]} positions come out for {tokens.shape[1]} tokens with a cache")
     return logits

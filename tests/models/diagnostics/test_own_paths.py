@@ -11,7 +11,7 @@ from transformers import CONFIG_MAPPING, PreTrainedModel
 from evalsuite.models import build_student
 from evalsuite.models.checkpoints.load import with_decoder
 from evalsuite.models.decoder.cache import CACHE
-from evalsuite.models.diagnostics.consistency_checks import run_consistency_checks
+from evalsuite.models.diagnostics.consistency_checks import format_checks, run_consistency_checks
 from evalsuite.models.diagnostics.own_paths import OwnPathResult, check_own_paths, format_own_paths
 from evalsuite.models.inference.requests import ScoreRequest
 from tests.parity.tiny_families import FAMILIES, make_checkpoint, make_model
@@ -60,7 +60,7 @@ def test_public_defects_of_hybrids_are_found(name: str) -> None:
     assert "leak" in found["packed"].finding
     accused = {path.name for path in found.values() if path.finding}
     # Nemotron-H limits its time steps from below when it reads several tokens, and not in a step.
-    steps = {"stepped", "left, decoded"} if name == "nemotron_h" else set()
+    steps = {"stepped", "batched steps", "left, decoded"} if name == "nemotron_h" else set()
     known = {"right, decoded", "packed", "packed, bounds"} | steps
     assert accused <= known
 
@@ -71,7 +71,10 @@ def test_public_defects_of_hybrids_are_found(name: str) -> None:
         # Positions that start again tell the text from the pads on its left.
         ("attention_mask", {"right, decoded", "left, decoded"}),
         ("position_ids", {"padded left", "right, decoded", "left, decoded", "packed", "packed, bounds"}),
-        (CACHE, {"right, decoded", "left, decoded", "chunked", "stepped", "forked", "warm"}),
+        (
+            CACHE,
+            {"right, decoded", "left, decoded", "batched steps", "chunked", "stepped", "forked", "warm"},
+        ),
     ],
 )
 def test_an_ignored_argument_is_found(ignored: str, paths: set[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,6 +123,14 @@ def test_teachers_are_examined_in_their_own_code(
         accused.append({path["name"] for path in result["own_paths"] if path["finding"]})
     assert accused[0] == set()
     assert accused[1] == {"packed", "packed, bounds", "right, decoded"}
+
+
+@pytest.mark.parametrize("name", ["mamba2", "nemotron_h", "qwen3_5", "olmo_hybrid", "llama"])
+def test_the_table_names_the_padding_defect_of_hybrids(name: str, tiny_documents: list[ScoreRequest]) -> None:
+    tiny(name)
+    text = format_checks(run_consistency_checks(make_checkpoint(FAMILIES[name]), tiny_documents))
+    named = [line for line in text.splitlines() if "transformers #48256" in line]
+    assert [line.split("  ")[0] for line in named] == ([] if name == "llama" else ["right, decoded"])
 
 
 def test_lines_name_what_is_found() -> None:

@@ -24,9 +24,10 @@ from evalsuite.models.ops.recurrence import RecurrenceInputs
 from tests.parity.tiny_families import FAMILIES, make_checkpoint
 
 Forward = Callable[..., Any]
-FROM_CACHE = {"chunked", "stepped", "forked", "warm", "right, decoded", "left, decoded"}
-BATCHES = {"batched", "padded right", "padded left", "right, decoded", "left, decoded"}
-EVERYWHERE = {"repeated", "reordered", "packed", "packed, bounds"} | BATCHES | FROM_CACHE
+DECODED = {"batched steps", "right, decoded", "left, decoded"}
+FROM_CACHE = {"chunked", "stepped", "forked", "warm"} | DECODED
+BATCHES = {"batched", "padded right", "padded left"} | DECODED
+EVERYWHERE = {"repeated", "reordered", "filled", "packed", "packed, bounds"} | BATCHES | FROM_CACHE
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,11 +185,54 @@ def round_states(original: Forward) -> Forward:
     return forward
 
 
+def quantize_states(original: Forward) -> Forward:
+    def forward(**given: Any) -> Any:
+        output = original(**given)
+        for layer in states(returned_cache(output).get(CACHE)):
+            state = layer.read() or {}
+            scale = state["recurrent"].abs().amax() / 127
+            layer.write({**state, "recurrent": (state["recurrent"] / scale).round() * scale})
+        return output
+
+    return forward
+
+
 def shift_steps(original: Forward) -> Forward:
     def forward(**given: Any) -> Any:
         if given.get("position_ids") is not None and given["input_ids"].shape[1] == 1:
             given["position_ids"] = given["position_ids"] + 1
         return original(**given)
+
+    return forward
+
+
+def exchange_states(original: Forward) -> Forward:
+    def forward(**given: Any) -> Any:
+        for layer in states(given.get(CACHE)):
+            layer.write({name: value.roll(1, 0) for name, value in (layer.read() or {}).items()})
+        return original(**given)
+
+    return forward
+
+
+def start_from_last_request(original: Forward) -> Forward:
+    slots: list[dict[str, Tensor]] = []
+    method: Any = original
+
+    def forward(**given: Any) -> Any:
+        output = original(**given)
+        if not given.get("use_cache"):
+            return output
+        held = [layer.read() or {} for layer in states(output[CACHE])]
+        if slots and given.get(CACHE) is None and len(slots[0]["recurrent"]) == len(output.logits):
+            # A new cache whose states are those that the slot held before.
+            cache = method.__self__.model.new_cache()
+            for layer, state in zip(cache.layers, slots, strict=False):
+                layer.write(state)
+            output = original(**given, **{CACHE: cache})
+            held = [layer.read() or {} for layer in states(output[CACHE])]
+        slots[:] = held
+        return output
 
     return forward
 
@@ -248,9 +292,25 @@ DEFECTS = {
     "states are kept in bfloat16": Planted(
         round_states, ordered("stepped", FROM_CACHE), "its cache is in bfloat16", frozenset({"decode"})
     ),
+    "states are rounded to 8 bits": Planted(
+        quantize_states,
+        ordered("stepped", FROM_CACHE),
+        "precision (as in vLLM #55196)",
+        frozenset({"decode"}),
+    ),
+    "rows of a cache exchange their states": Planted(
+        exchange_states, ordered("batched steps", DECODED), "exchange their states"
+    ),
+    # The batch before the one that is padded on the right has another size.
+    "a slot holds the state of the last request": Planted(
+        start_from_last_request,
+        ordered("filled", {"filled"} | FROM_CACHE - {"right, decoded"}),
+        "the state of an earlier request",
+        frozenset({"decode"}),
+    ),
     "steps have wrong positions": Planted(
         shift_steps,
-        ("stepped", "right, decoded", "left, decoded"),
+        ordered("stepped", {"stepped"} | DECODED),
         "steps from the cache differ in position",
         frozenset({"decode"}),
     ),
