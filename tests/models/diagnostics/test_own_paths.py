@@ -66,6 +66,29 @@ def test_public_defects_of_hybrids_are_found(name: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "path", "has_defect"),
+    [
+        # After the first pass, `generate` gives Mamba no mask.
+        ("mamba", "left, decoded", False),
+        ("minimax", "left, decoded", True),
+        # Pads of token 0, whose embedding is zero, leave no trace in its states.
+        ("recurrent_gemma", "padded left", True),
+    ],
+)
+def test_findings_on_padding_are_those_of_generate(name: str, path: str, has_defect: bool) -> None:
+    model: Any = tiny(name)
+    assert bool(findings(model)[path].finding) == has_defect
+    text = torch.tensor([ROWS[0][:6]])
+    batch = torch.cat([torch.full((1, 5), 7), text], 1)
+    mask = (torch.arange(11) >= 5).long()[None]
+    settings = {"max_new_tokens": 2, "output_logits": True, "return_dict_in_generate": True}
+    alone = model.generate(text, attention_mask=torch.ones_like(text), do_sample=False, **settings)
+    padded = model.generate(batch, attention_mask=mask, do_sample=False, **settings)
+    pairs = zip(alone.logits, padded.logits, strict=True)
+    assert any(not torch.allclose(one, other, atol=1e-3) for one, other in pairs) == has_defect
+
+
+@pytest.mark.parametrize(
     ("ignored", "paths"),
     [
         # Positions that start again tell the text from the pads on its left.
