@@ -73,7 +73,7 @@ def test_doctor_and_bench_appear_in_comparison(
     assert main(["bench", str(tiny), "--contexts", "32", "--batch", "2", "--out", str(run)]) == 0
     printed = capsys.readouterr().out
     assert "padded left" in printed
-    assert "first token ms" in printed
+    assert "first token, ms" in printed
     (found,) = read_doctor([run])
     assert {each.name for each in found.checks} >= {"batched", "packed", "decode", "generation"}
     assert found.weights_id == read_json(run / "run.json")["checkpoints"][0]["weights_id"]
