@@ -181,12 +181,12 @@ def batched(model: PreTrainedModel, rows: Rows) -> Logprobs:
 STEPS = 8
 """Tokens that are read one at a time, at most."""
 _STATES = "pads stay in the cache: in a state (transformers #48256) or in a window"
-_PADS = "pads change real tokens: mask or positions are ignored (as in transformers #32677)"
+_PADS = "pads change real tokens: mask or positions are ignored (as in transformers #33095)"
 _LEAK = (
     "packed texts are not isolated: states or keys leak from one to the next "
     "(transformers #44836, Automodel #2131)"
 )
-_PREFIX = "(vLLM #53912, SGLang #29330)"
+_PREFIX = "(vLLM #53912, LMCache #2863)"
 _DECODED = ("stepped", "batched steps")
 OWN_PATHS = (
     OwnPath("repeated", "the same pass a second time", "two equal runs differ", repeated),
