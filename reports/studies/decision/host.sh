@@ -3,7 +3,7 @@
 #
 #     host.sh unpack PART …             in a checkout: first part 0, then each other part, as they arrive
 #     host.sh start smollm2 0 1 2       make the teacher's folder, train the seeds and respond, in the background;
-#                                       more options of piece.py may follow
+#                                       more options of piece.py may follow, and another piece once it has finished
 #     host.sh poll SECONDS              wait for the end or so long; copy what there is to $OUT
 #
 # A host that is left alone for half a minute is gone, with its students: queue the next poll before one has ended.
@@ -34,15 +34,22 @@ case $1 in
   start)
     name=$2
     shift 2
-    cat "$root"/slices/slice.* | tar -xf - -C "$root"
-    mkdir -p "$root/triton"
-    tar -xJf "$root/triton.tar.xz" -C "$root/triton"
+    if [ -f "$root/piece.log" ] && [ ! -f "$root/finished" ]; then
+      echo "a piece is running"
+      exit 1
+    fi
+    rm -f "$root/finished"
     cd "$root/code"
-    python3 "$root/teacher_folder.py" "$root/teacher.gguf" "$root/teacher-$name" "$root/carried" 2>&1 | tail -1
+    if [ ! -d "$root/teacher-$name" ]; then
+      cat "$root"/slices/slice.* | tar -xf - -C "$root"
+      mkdir -p "$root/triton"
+      tar -xJf "$root/triton.tar.xz" -C "$root/triton"
+      python3 "$root/teacher_folder.py" "$root/teacher.gguf" "$root/teacher-$name" "$root/carried" 2>&1 | tail -1
+    fi
     python3 -c "import torch, triton, transformers; print(torch.__version__, triton.__version__, transformers.__version__, torch.cuda.device_count())"
     setsid nohup bash -c "python3 -m evalsuite.reports.studies.decision.piece $name --seed $* --teacher $root/teacher-$name \
       --data $root/data --requests $root/$name --out $root/out; echo exit code \$? > $root/finished" \
-      > "$root/piece.log" 2>&1 < /dev/null &
+      >> "$root/piece.log" 2>&1 < /dev/null &
     sleep 20
     tail -n 2 "$root/piece.log" "$root"/out/*.log 2>/dev/null || true
     ;;

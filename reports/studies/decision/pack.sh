@@ -5,7 +5,8 @@
 #
 # OUT/parts/0 holds wheels, requests and host.sh, OUT/parts/N the N-th slice of teacher, text and Triton. The host has
 # CPython 3.12 on x86-64 with torch and transformers. Requests are built for the teacher as a folder, which the host writes
-# again from the GGUF file with the config and tokenizer that are carried (protocol.yaml, second amendment).
+# again from the GGUF file with the config and tokenizer that are carried (protocol.yaml, second amendment). CACHE can
+# name the cache of tuned kernels that an earlier host brought home (cache.tar.xz).
 set -euo pipefail
 name=$1 gguf=$2 data=$3 triton=$4 out=$5
 python=${PYTHON:-python}
@@ -17,6 +18,7 @@ find "$teacher" -type f ! -name '*.safetensors' -exec cp {} "$out/carried" \;
 "$python" -m evalsuite run reports/studies/suites/decision.yaml --teacher "$teacher" --data "$data" --build-only --out "$out/$name"
 tar -cJf "$out/parts/0/requests.tar.xz" -C "$out" "$name"
 cp "$here/host.sh" "$here/teacher_folder.py" "$out/parts/0"
+[ -z "${CACHE:-}" ] || cp "$CACHE" "$out/parts/0/cache.tar.xz"
 
 versions=$("$python" - <<'PYTHON'
 from importlib.metadata import version

@@ -48,6 +48,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("name", help="teacher of the protocol")
     parser.add_argument("--seed", type=int, nargs="+", required=True, dest="seeds")
     parser.add_argument("--students", nargs="+", help="of the protocol; all by default")
+    parser.add_argument(
+        "--without-teacher",
+        action="store_true",
+        help="leave out the teacher and the untrained windows, which have responded",
+    )
     parser.add_argument("--teacher", required=True, help="checkpoint of the teacher")
     parser.add_argument("--data", help="frozen data, for training")
     parser.add_argument(
@@ -85,7 +90,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             failed += train(teacher, job, overrides, students, given.device)
     trained = [students / label(name, seed) for seed in given.seeds for name in names]
     checkpoints = [str(folder) for folder in trained if folder.exists()]
-    if protocol.seeds[0] in given.seeds and next(iter(teacher.students)) in names:
+    first = protocol.seeds[0] in given.seeds and next(iter(teacher.students)) in names
+    if first and not given.without_teacher:
         checkpoints += [given.teacher, *untrained(teacher, given.teacher, students)]
     if given.requests is not None:
         piece = "-".join([given.name, *(f"seed{seed}" for seed in given.seeds)])

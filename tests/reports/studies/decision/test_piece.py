@@ -40,8 +40,8 @@ def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> SimpleNamespace:
     return found
 
 
-def command(host: SimpleNamespace, *seeds: int, requests: bool = True) -> None:
-    given = ["smollm2", "--teacher", "T", "--data", "D", "--out", str(host.out)]
+def command(host: SimpleNamespace, *seeds: int, requests: bool = True, more: tuple[str, ...] = ()) -> None:
+    given = ["smollm2", "--teacher", "T", "--data", "D", "--out", str(host.out), *more]
     given += ["--requests", "R"] if requests else []
     piece.main([*given, "--seed", *map(str, seeds)])
 
@@ -56,6 +56,12 @@ def test_every_student_is_trained_once_and_responds(host: SimpleNamespace) -> No
     # Again: nothing is trained.
     command(host, 0, 1)
     assert len(host.started) == 2
+
+
+def test_a_teacher_that_has_responded_is_left_out(host: SimpleNamespace) -> None:
+    command(host, 0, more=("--without-teacher",))
+    ((_, checkpoints, *_),) = host.responses
+    assert [Path(each).name for each in checkpoints] == [f"{student}-seed0" for student in STUDENTS]
 
 
 def test_gpus_share_the_students_of_one_seed(host: SimpleNamespace) -> None:
