@@ -114,27 +114,19 @@ def stepped(model: PreTrainedModel, rows: Rows) -> Logprobs:
     return found
 
 
-def forked(model: PreTrainedModel, rows: Rows) -> Logprobs:
-    """The second half of each text, from a copy of the cache of the first, which went on otherwise."""
+def continued(model: PreTrainedModel, rows: Rows, copied: bool) -> Logprobs:
+    """The second half of each text, after another text with the same first half was read.
+
+    Its cache is a copy of the first half's that was made before, or that of the first half read again.
+    """
     found = []
     for row in rows:
-        first, second = _halves(model, row)
+        ids = torch.tensor([row], device=model.device)
+        first, second = ids.tensor_split([len(row) // 2], 1)
         _, cache = _read(model, first)
-        spare = copy.deepcopy(cache)
+        spare = copy.deepcopy(cache) if copied else None
         _read(model, first.flip(1), cache, first.shape[1])
-        found.append(_read(model, second, spare, first.shape[1])[0])
-    return found
-
-
-def warm(model: PreTrainedModel, rows: Rows) -> Logprobs:
-    """The second half of each text, after another text with the same first half was read."""
-    found = []
-    for row in rows:
-        first, second = _halves(model, row)
-        _, cache = _read(model, first)
-        _read(model, first.flip(1), cache, first.shape[1])
-        _, cache = _read(model, first)
-        found.append(_read(model, second, cache, first.shape[1])[0])
+        found.append(_read(model, second, spare or _read(model, first)[1], first.shape[1])[0])
     return found
 
 
@@ -238,7 +230,7 @@ OWN_PATHS = (
         "forked",
         "the second half from a copy of the cache of the first",
         f"a state is held outside the cache, or copies of a cache share it {_PREFIX}",
-        forked,
+        partial(continued, copied=True),
         ("chunked",),
         cached=True,
     ),
@@ -246,7 +238,7 @@ OWN_PATHS = (
         "warm",
         "the second half from the cache of the first, which was read and continued before",
         f"a reused prefix is stale: its cache holds what came after it {_PREFIX}",
-        warm,
+        partial(continued, copied=False),
         ("chunked",),
         cached=True,
     ),
@@ -392,11 +384,6 @@ def _last_step(model: PreTrainedModel, rows: Rows, cache: dict[str, Any], mask: 
         **cache,
     )
     return _checked(model(**inputs).logits, last)
-
-
-def _halves(model: PreTrainedModel, row: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    ids = torch.tensor([row], device=model.device)
-    return ids[:, : len(row) // 2], ids[:, len(row) // 2 :]
 
 
 def _read(

@@ -1,6 +1,7 @@
 """Trend: students of one label in several runs, such as a nightly build's, in the order of dates."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 from evalsuite.reports import formatting
 from evalsuite.reports.measure import MEASURES, Measure
@@ -38,7 +39,8 @@ def trend(report: Report) -> list[Point]:
         for label, found in series.items()
         if len({date(each) for each in found}) == len(found) > 1
         for protocol in report.protocols
-        for checkpoint, before in zip(sorted(found, key=date), [None, *sorted(found, key=date)], strict=False)
+        for before, checkpoint in pairwise([None, *sorted(found, key=date)])
+        if checkpoint is not None
     ]
 
 

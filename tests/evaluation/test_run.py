@@ -320,6 +320,12 @@ def test_partial_and_missing_data_are_reported(crew: Any, tmp_path: Path) -> Non
     assert "arc_easy is left out" in str(
         estimate_run(RunConfig(suite=suite, checkpoints=["a"], out=run, data=data, skip_missing=True))
     )
+    part = {"checkpoints": ["a"], "out": tmp_path / "part", "quiet": True}
+    named = RunConfig(suite=suite, data=data, skip_missing=True, benchmarks=["humaneval,piqa"], **part)
+    assert "humaneval is left out: it executes generated code" in str(evaluate(named))
+    assert [each.name for each in read_manifest(tmp_path / "part").benchmarks] == ["piqa"]
+    with pytest.raises(ConfigError, match="benchmark 'humaneval' was left out: it executes generated code"):
+        evaluate(RunConfig(phases=("infer",), benchmarks=["humaneval"], **part))
     suite.write_text("name: s\ntitle: S\nbenchmarks: [humaneval]\n")
     with pytest.raises(ConfigError, match="humaneval: it executes generated code; set EVALSUITE_RUN_CODE=1"):
         evaluate(RunConfig(suite=suite, checkpoints=["a"], out=tmp_path / "other", data=data, quiet=True))
