@@ -83,6 +83,14 @@ class MemoryBoundEngine(Protocol):
         """
 
 
+@runtime_checkable
+class RemoteEngine(Protocol):
+    """An engine whose responses come one at a time from elsewhere."""
+
+    stores_each: bool
+    """Each response is stored before the next one is awaited: a process that is killed repeats none."""
+
+
 def score_remaining(
     engine: Engine, requests: Sequence[ScoreRequest], completed: Collection[int]
 ) -> Iterator[tuple[int, ScoreResponse]]:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from evalsuite.foundation import DataError, append_jsonl, progress, read_jsonl
-from evalsuite.models.inference.base import Engine, score_remaining
+from evalsuite.models.inference.base import Engine, RemoteEngine, score_remaining
 from evalsuite.models.inference.requests import (
     INVALID_PREFIX,
     GenerateRequest,
@@ -171,8 +171,10 @@ def compute_missing(
         engine: computes them.
         requests: all requests, by key; an engine that is exact after a restart batches as if none were done.
         done: keys that need no response.
-        store: keeps some responses; called at least once per second, and also when the engine is interrupted.
+        store: keeps some responses; called once per second while they come, with each one of a
+            `RemoteEngine`, and also when the engine is interrupted.
     """
+    seconds = 0.0 if isinstance(engine, RemoteEngine) and engine.stores_each else FLUSH_SECONDS
     scores = {key: request for key, request in requests.items() if isinstance(request, ScoreRequest)}
     prompts = {
         key: request
@@ -182,15 +184,16 @@ def compute_missing(
     completed = frozenset(index for index, key in enumerate(scores) if key in done)
     if len(completed) < len(scores):
         responses = score_remaining(engine, list(scores.values()), completed)
-        yield from _store(store, list(scores), responses)
+        yield from _store(store, list(scores), responses, seconds)
     if prompts:
-        yield from _store(store, list(prompts), engine.generate(list(prompts.values())))
+        yield from _store(store, list(prompts), engine.generate(list(prompts.values())), seconds)
 
 
 def _store(
     store: Callable[[Sequence[tuple[Key, Response]]], None],
     keys: list[Key],
     responses: Iterator[tuple[int, Any]],
+    seconds: float,
 ) -> Iterator[tuple[Key, Response]]:
     """Store responses in batches, also when the engine is interrupted, and pass them on."""
     pending: list[tuple[Key, Response]] = []
@@ -198,7 +201,7 @@ def _store(
     try:
         for index, response in responses:
             pending.append((keys[index], response))
-            if len(pending) >= FLUSH_RESPONSES or time.monotonic() - flushed > FLUSH_SECONDS:
+            if len(pending) >= FLUSH_RESPONSES or time.monotonic() - flushed >= seconds:
                 batch, pending = pending, []
                 store(batch)
                 flushed = time.monotonic()

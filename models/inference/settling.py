@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -14,6 +15,12 @@ class Tolerance:
 
     rounding: float
     broken: float
+
+    def status(self, difference: float) -> Literal["ok", "warning", "failed"]:
+        """Of a deviation: ok where rounding explains it, failed where nothing does."""
+        if difference > self.broken:
+            return "failed"
+        return "warning" if difference > self.rounding else "ok"
 
 
 TOLERANCES = {"float32": Tolerance(1e-3, 0.1), "float64": Tolerance(1e-6, 1e-3)}

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
 
-from evalsuite.foundation import CheckpointError, ConfigError
+from evalsuite.foundation import CheckpointError, ConfigError, EvalsuiteError
 from evalsuite.models.checkpoints.fingerprint import fingerprint, source_hash
 from evalsuite.models.checkpoints.load import CheckpointInfo, describe_checkpoint
 from evalsuite.models.checkpoints.positions import stated_positions
@@ -35,7 +35,7 @@ MIN_SAME_TOKENS = 0.9
 """Share of echoed tokens with the text of ours, below which the server has another tokenizer."""
 TIE = 1e-6
 """Nats by which a token may be below the most likely one and still count as greedy: servers round."""
-AnyResponse = TypeVar("AnyResponse", ScoreResponse, GenerateResponse)
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,7 @@ class EndpointEngine(EngineType):
     )
     chooses_devices = True
     opens_unloaded = True
+    stores_each = True
 
     def __init__(
         self,
@@ -179,16 +180,20 @@ class EndpointEngine(EngineType):
     def _run(
         self,
         requests: Sequence[AnyRequest],
-        run: Callable[[AnyRequest], AnyResponse],
-        from_error: Callable[[str], AnyResponse],
-    ) -> Iterator[tuple[int, AnyResponse]]:
-        """Run requests with a bounded number in flight; a request that is refused becomes an error."""
+        run: Callable[[AnyRequest], Result],
+        from_error: Callable[[str], Result],
+    ) -> Iterator[tuple[int, Result]]:
+        """Run requests with a bounded number in flight; a request that is refused becomes an error.
+
+        After a failure none is sent any more, and what is in flight is handed out before it is raised.
+        """
         valid, invalid = split_valid(requests, lambda request: request.validation_error(self.max_length))
         for index, error in invalid:
             yield index, from_error(error)
         waiting = deque(valid)
         pool = ThreadPoolExecutor(self._in_flight)
-        flying: dict[Future[AnyResponse], int] = {}
+        flying: dict[Future[Result], int] = {}
+        failure: EvalsuiteError | None = None
         try:
             while waiting or flying:
                 while waiting and len(flying) < self._in_flight:
@@ -198,11 +203,18 @@ class EndpointEngine(EngineType):
                 for future in done:
                     index = flying.pop(future)
                     try:
-                        yield index, future.result()
+                        result = future.result()
                     except RefusedError as error:
-                        yield index, from_error(str(error))
+                        result = from_error(str(error))
+                    except EvalsuiteError as error:
+                        failure = failure or error
+                        waiting.clear()
+                        continue
+                    yield index, result
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
+        if failure:
+            raise failure
 
     def _score(self, request: ScoreRequest) -> ScoreResponse:
         logprobs, greedy = [], []

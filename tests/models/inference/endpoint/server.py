@@ -14,6 +14,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 Fault = Callable[[int, dict[str, Any]], str]
 """From the number of a request and its body to what goes wrong; an empty text: nothing."""
+Altered = Callable[[dict[str, Any], dict[str, Any]], None]
+"""Changes the choice of a body before it is sent."""
 
 
 class Server:
@@ -25,11 +27,19 @@ class Server:
         # vLLM stops at these.
         self.ends = {self.tokenizer.eos_token_id, self.model.generation_config.eos_token_id}
         self.fault: Fault = lambda number, body: ""
+        self.altered: Altered = lambda body, choice: None
+        self.rows: dict[tuple[int, ...], torch.Tensor] = {}
+        """Log-probabilities [T, V] of known texts; to be cleared with a change of the weights."""
+        self.names_ids = True
+        """Whether it names tokens by their ids if it is told to."""
+        self.noise = 0.0
+        """Nats by which log-probabilities are rounded, at random, at most."""
         positions = self.model.config.max_position_embeddings
         self.models: list[dict[str, Any]] = [{"id": "tiny", "max_model_len": positions}]
         self.version: str | None = "1.2.3"
         self.keys: list[str | None] = []
         self.bodies: list[dict[str, Any]] = []
+        self.answered: list[dict[str, Any]] = []
         self.in_flight = self.most_in_flight = 0
         self.url = ""
         self._lock = threading.Lock()
@@ -49,14 +59,20 @@ class Server:
                 self.in_flight -= 1
 
     @torch.inference_mode()
+    def logprobs(self, tokens: list[int]) -> torch.Tensor:
+        """Log-probabilities [T, V] after each token."""
+        rows = self.rows.get(key := tuple(tokens))
+        if rows is None:
+            rows = self.rows[key] = self.model(torch.tensor([tokens])).logits[0].log_softmax(-1)
+        return rows + self.noise * (2 * torch.rand_like(rows) - 1)
+
     def complete(self, body: dict[str, Any]) -> dict[str, Any]:
         """One choice, as vLLM returns it."""
         prompt = body["prompt"]
         tokens = list(prompt)
         reason, stopped = "length", None
         for _ in range(body["max_tokens"]):
-            logits = self.model(torch.tensor([tokens])).logits[0]
-            tokens.append(int(logits[-1].argmax()))
+            tokens.append(int(self.logprobs(tokens)[-1].argmax()))
             text = self.tokenizer.decode(tokens[len(prompt) :], skip_special_tokens=True)
             if tokens[-1] in self.ends:
                 reason = "stop"
@@ -72,13 +88,21 @@ class Server:
         if body.get("return_token_ids"):
             choice["token_ids"] = new[:-1] if reason == "stop" and stopped is None else new
         if body.get("echo"):
-            rows = self.model(torch.tensor([tokens])).logits[0].log_softmax(-1)
-            picked = [None] + [float(row[token]) for row, token in zip(rows, tokens[1:], strict=False)]
+            rows = self.logprobs(tokens)[:-1]
+            picked = [None] + [float(row[token]) for row, token in zip(rows, tokens[1:], strict=True)]
+            name = (
+                "token_id:{}".format
+                if body.get("return_tokens_as_token_ids") and self.names_ids
+                else lambda token: self.tokenizer.decode([token])
+            )
+            values, ids = (each.tolist() for each in rows.topk(body["logprobs"]))
             best = [None] + [
-                {self.tokenizer.decode([int(row.argmax())]): float(row.max())} for row in rows[:-1]
+                dict(zip(map(name, row), logprobs, strict=True))
+                for row, logprobs in zip(ids, values, strict=True)
             ]
-            texts = [self.tokenizer.decode([token]) for token in tokens]
+            texts = list(map(name, tokens))
             choice["logprobs"] = {"tokens": texts, "token_logprobs": picked, "top_logprobs": best}
+        self.altered(body, choice)
         return {"choices": [choice]}
 
 
@@ -89,6 +113,8 @@ def serving(checkpoint: Path) -> Iterator[Server]:
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        # Headers and body are two packets, between which a kept connection would wait for 40 ms.
+        disable_nagle_algorithm = True
 
         def log_message(self, *_: object) -> None:
             pass
@@ -153,6 +179,7 @@ def serving(checkpoint: Path) -> Iterator[Server]:
                 choice.pop("token_ids", None)
                 choice.pop("stop_reason", None)
             text = json.dumps(value)
+            server.answered += [] if fault == "half" else [body]
             if fault == "half":
                 self.close_connection = True
                 return self.reply(200, text[: len(text) // 2], length=str(len(text)))
