@@ -7,6 +7,7 @@ from typing import Any
 from evalsuite.evaluation.build import fewshot_examples
 from evalsuite.evaluation.checkpoints import tokenizer_id
 from evalsuite.evaluation.run_paths import cells_of, read_built, read_requests
+from evalsuite.evaluation.served import served_verdict
 from evalsuite.foundation import DataError, RunFolderError, locked, read_json, write_json
 from evalsuite.models.inference.requests import ScoreRequest
 from evalsuite.models.inference.settling import HALF_TOLERANCE, TOLERANCES, Tolerance
@@ -80,14 +81,15 @@ def summarize_checks(result: Mapping[str, Any]) -> dict[str, Any]:
 
     A check in the model's own dtype fails if rounding cannot explain the deviation, and warns if rounding
     hardly explains it or a prediction changes. A check in another dtype only warns. A skipped check is ok,
-    with the reason.
+    with the reason. Another engine has its verdict as one more check.
     """
     tolerance = TOLERANCES.get(result["dtype"], HALF_TOLERANCE)
-    return {
-        "label": result["label"],
-        "weights_id": result["weights_id"],
-        "checks": [_check(check, tolerance) for check in result["checks"]],
-    }
+    checks = [_check(check, tolerance) for check in result["checks"]]
+    if "served" in result:
+        verdict = served_verdict(result["served"]["passes"], result["dtype"])
+        flips = max(verdict.flips.values())
+        checks.append({"name": "served", "status": verdict.status, "text": verdict.text, "changed": flips})
+    return {"label": result["label"], "weights_id": result["weights_id"], "checks": checks}
 
 
 def _check(check: Mapping[str, Any], tolerance: Tolerance) -> dict[str, Any]:
@@ -95,11 +97,9 @@ def _check(check: Mapping[str, Any], tolerance: Tolerance) -> dict[str, Any]:
         return {"name": check["name"], "status": "ok", "text": f"skipped: {check['skipped']}"}
     same_precision = not check["name"].startswith("precision")
     changed = check["changed_responses"] / check["num_documents"] if check["num_documents"] else 0.0
-    status = "ok"
-    if changed > 0 or (same_precision and check["max_difference"] > tolerance.rounding):
+    status = tolerance.status(check["max_difference"]) if same_precision else "ok"
+    if changed > 0 and status == "ok":
         status = "warning"
-    if same_precision and check["max_difference"] > tolerance.broken:
-        status = "failed"
     text = check["description"]
     if changed:
         text += f": {check['changed_responses']} of {check['num_documents']} predictions changed"

@@ -28,23 +28,30 @@ from evalsuite.models.diagnostics.own_paths import (
     packed,
     padded,
 )
+from evalsuite.models.diagnostics.served import (
+    NUM_GENERATED,
+    Answers,
+    Evaluated,
+    ServedPass,
+    greedy_prompts,
+    run_served_passes,
+    served_divergence,
+)
 from evalsuite.models.inference.base import Engine
 from evalsuite.models.inference.in_process import InProcessEngine
 from evalsuite.models.inference.proof import UnsupportedModelError, refuse_unsupported
 from evalsuite.models.inference.requests import (
-    GenerateRequest,
     GenerateResponse,
-    SamplingParams,
     ScoreRequest,
+    ScoreResponse,
 )
+from evalsuite.models.inference.settling import rounding
 from evalsuite.models.inference.torch.engine import open_in_process
 from evalsuite.models.inference.transformers.engine import TransformersEngine
 from evalsuite.models.inference.transformers.runner import CachedReader, PlainRunner
 from evalsuite.models.mixers import RecurrentMixer
 
 SCHEMA = 3
-NUM_GENERATED = 24
-"""Length of a greedy response."""
 MIN_TOKENS = 4
 """Different tokens in all documents, without which order and padding change nothing."""
 OWN_TEXTS = 32
@@ -79,6 +86,7 @@ def run_consistency_checks(
     requests: Sequence[ScoreRequest],
     engine: Engine | None = None,
     own_model: PreTrainedModel | None = None,
+    load: Sequence[ScoreRequest] = (),
 ) -> dict[str, Any]:
     """Evaluate `requests` in every variant and compare.
 
@@ -87,17 +95,19 @@ def run_consistency_checks(
         requests: documents with several continuations each; a few dozen are enough.
         engine: another engine to compare with, such as vLLM, with the same checkpoint in the same dtype.
         own_model: the model in transformers' code, if the checkpoint has it as our decoder.
+        load: other documents, which the other engine runs together with those compared in one of its checks.
 
     Returns:
         A JSON-serializable result: `schema`, `label`, `weights_id`, `device`, `dtype`, `documents`, `checks`
         (the fields of `ConsistencyCheck`), `max_difference` (over all checks of the same precision) and
         `max_changed_share` (the largest share of responses that any check changes). A difference between two
         models below that share can be an artefact of how they are run. `own_paths`: what its users may run
-        into elsewhere, on `own_texts` texts (the fields of `OwnPathResult`).
+        into elsewhere, on `own_texts` texts (the fields of `OwnPathResult`). With another engine, `served`:
+        its `passes` (the fields of `ServedPass`) and `divergence` (those of `ServedDivergence`, or None).
 
     Raises:
-        DataError: no request has two continuations, all have the same few tokens, or the model's logits are
-            not finite.
+        DataError: no request has two continuations, all have the same few tokens, the model's logits are not
+            finite, or a request fails in the other engine.
         UnsupportedModelError: the model cannot be run at all.
     """
     requests = [request for request in requests if len(request.continuations) > 1]
@@ -105,8 +115,16 @@ def run_consistency_checks(
         raise DataError("the consistency checks need documents with at least two continuations")
     runner = _CheckRunner(checkpoint, requests)
     checks = [runner.run(*variant) for variant in runner.variants()]
+    served = None
     if engine is not None:
-        checks += runner.compare_engine(engine)
+        evaluated = runner.evaluated()
+        passes = run_served_passes(evaluated, engine, load)
+        checks += itertools.chain.from_iterable(map(_checks_of_pass, passes))
+        divergence = served_divergence(evaluated, engine)
+        served = {
+            "passes": [asdict(each) for each in passes],
+            "divergence": divergence and asdict(divergence),
+        }
     same = [check for check in checks if check.skipped is None and not check.name.startswith("precision")]
     shares = [check.changed_responses / check.num_documents for check in checks if check.num_documents]
     return {
@@ -114,13 +132,14 @@ def run_consistency_checks(
         "label": checkpoint.label,
         "weights_id": checkpoint.weights_id,
         "device": str(checkpoint.model.device),
-        "dtype": str(checkpoint.model.dtype).removeprefix("torch."),
+        "dtype": _dtype(checkpoint.model),
         "documents": len(requests),
         "checks": [asdict(check) for check in checks],
         "own_texts": min(len(requests), OWN_TEXTS),
         "own_paths": [asdict(path) for path in runner.own_paths(own_model or checkpoint.model)],
         "max_difference": max((check.max_difference for check in same), default=0.0),
         "max_changed_share": max(shares, default=0.0),
+        **({"served": served} if served else {}),
     }
 
 
@@ -134,7 +153,7 @@ class _CheckRunner:
     def __init__(self, checkpoint: Checkpoint, requests: Sequence[ScoreRequest]) -> None:
         self.checkpoint, self.requests = checkpoint, requests
         self.model = checkpoint.model.eval()
-        self.prompts = [GenerateRequest(r.context, SamplingParams(NUM_GENERATED)) for r in requests]
+        self.prompts = greedy_prompts(requests)
         self.sequences = [r.context + tokens for r in requests for tokens in r.continuations]
         if len(distinct := set(itertools.chain.from_iterable(self.sequences))) < MIN_TOKENS:
             raise DataError(
@@ -162,48 +181,46 @@ class _CheckRunner:
 
     def own_paths(self, model: PreTrainedModel) -> list[OwnPathResult]:
         """Paths of a model's own code, on the first continuation of each of some documents."""
-        ends = itertools.accumulate((len(request.continuations) for request in self.requests), initial=0)
-        places = list(itertools.islice(ends, min(len(self.requests), OWN_TEXTS)))
+        places = self._first_continuations()[:OWN_TEXTS]
         texts = [self.sequences[each] for each in places]
         if model is self.model:
             return check_own_paths(model, texts, [self.reference[each] for each in places])
         return check_own_paths(model.eval(), texts, self.unbatched(model, texts))
 
-    def compare_engine(self, other: Engine) -> Iterator[ConsistencyCheck]:
-        """Compare log-likelihoods and greedy responses with those of another engine.
+    def _first_continuations(self) -> list[int]:
+        """Places of the sequences with the first continuation of each document."""
+        ends = itertools.accumulate((len(request.continuations) for request in self.requests), initial=0)
+        return list(ends)[:-1]
 
-        It runs all requests at once, then again, when its caches are warm, then one by one in reverse order:
-        a server answers a request however it comes.
-
-        Raises:
-            DataError: a request fails in the other engine.
-        """
-        for name, how, alone in (
-            (other.name, f"the engine {other.name}", False),
-            (f"{other.name} again", f"{other.name}, after it has seen the same requests", False),
-            (f"{other.name} alone", f"{other.name}, one request at a time, the last first", True),
-        ):
-            scored = _responses(other.score, self.requests, alone)
-            theirs = _responses(other.generate, self.prompts, alone)
-            errors = [response.error for response in (*scored.values(), *theirs.values())]
-            if error := next(filter(None, errors), None):
-                raise DataError(f"{self.checkpoint.label}: a request fails in engine {other.name}: {error}")
-            sums = [logprob for index in range(len(scored)) for logprob in scored[index].logprobs]
-            yield ConsistencyCheck(
-                name,
-                how,
-                max_difference=max(abs(a - b) for a, b in zip(sums, self.expected, strict=True)),
-                changed_responses=self._num_changed(sums),
-                num_documents=len(scored),
+    def evaluated(self) -> Evaluated:
+        """What an engine's responses are compared with."""
+        scored: dict[int, ScoreResponse] = {}
+        leads: list[float] = []
+        first = 0
+        for index, request in enumerate(self.requests):
+            last = first + len(request.continuations)
+            # Those that are negative belong to continuations that are not greedy.
+            margins = [
+                _lead(self.reference[place][-len(tokens) - 1 : -1], tokens)
+                for place, tokens in zip(range(first, last), request.continuations, strict=True)
+            ]
+            leads += map(abs, margins)
+            scored[index] = ScoreResponse(
+                tuple(self.expected[first:last]),
+                tuple(margin >= 0 for margin in margins),
+                tuple(map(len, request.continuations)),
             )
-            yield ConsistencyCheck(
-                f"generation {name}",
-                f"greedy generation by {how.removeprefix('the engine ')}, compared with the in-process one",
-                changed_responses=sum(
-                    each.tokens != theirs[index].tokens for index, each in self.greedy.items()
-                ),
-                num_documents=len(self.prompts),
-            )
+            first = last
+        texts = [(self.sequences[each], self.reference[each]) for each in self._first_continuations()]
+        return Evaluated(
+            self.engine,
+            sorted(self.engine.eos_ids),
+            self.requests,
+            Answers(scored, self.greedy),
+            leads,
+            texts,
+            rounding({"dtype": _dtype(self.model)}),
+        )
 
     def variants(self) -> list[tuple[str, str, Callable[[], Logprobs | list[float] | int]]]:
         """Name, description and function of each variant."""
@@ -384,14 +401,35 @@ class _CheckRunner:
         return torch.tensor([tokens], device=self.model.device)
 
 
-def _responses(
-    run: Callable[[Sequence[Any]], Iterator[tuple[int, Any]]], requests: Sequence[Any], alone: bool
-) -> dict[int, Any]:
-    """Responses by index, to all requests at once or to one at a time, the last first."""
-    if not alone:
-        return dict(run(requests))
-    order = reversed(range(len(requests)))
-    return {index: response for index in order for _, response in run([requests[index]])}
+def _checks_of_pass(found: ServedPass) -> Iterator[ConsistencyCheck]:
+    """The rows of log-likelihoods and of greedy generation by another engine."""
+    if found.skipped:
+        yield ConsistencyCheck(found.name, found.description, skipped=found.skipped)
+        return
+    yield ConsistencyCheck(
+        found.name,
+        found.description,
+        max_difference=found.max_difference,
+        changed_responses=found.changed_choices,
+        num_documents=found.num_documents,
+    )
+    yield ConsistencyCheck(
+        f"generation {found.name}",
+        f"greedy generation: {found.description}",
+        changed_responses=found.changed_texts,
+        num_documents=found.num_documents,
+    )
+
+
+def _lead(logprobs: Tensor, tokens: Sequence[int]) -> float:
+    """Nats by which the least certain of greedy tokens leads the next one; negative if one is not greedy."""
+    own = logprobs.gather(1, torch.tensor(tokens)[:, None])[:, 0]
+    others = logprobs.scatter(1, torch.tensor(tokens)[:, None], -torch.inf).amax(-1)
+    return float((own - others).min())
+
+
+def _dtype(model: PreTrainedModel) -> str:
+    return str(model.dtype).removeprefix("torch.")
 
 
 def _logprobs(logits: Tensor) -> Tensor:
@@ -405,14 +443,15 @@ def _target_logprobs(tokens: Sequence[int], logprobs: Tensor) -> Tensor:
 
 def format_checks(result: dict[str, Any]) -> str:
     """Text table of the result of `run_consistency_checks`."""
-    lines = [f"{'check':<20}{'max Δ log p':>16}{'tokens changed':>18}{'responses changed':>20}"]
+    width = max(20, *(len(check["name"]) + 2 for check in result["checks"]))
+    lines = [f"{'check':<{width}}{'max Δ log p':>16}{'tokens changed':>18}{'responses changed':>20}"]
     for check in result["checks"]:
         if check["skipped"]:
-            lines.append(f"{check['name']:<20}  skipped: {check['skipped']}")
+            lines.append(f"{check['name']:<{width}}  skipped: {check['skipped']}")
             continue
         tokens = f"{check['changed_tokens']}/{check['num_tokens']}" if check["num_tokens"] else "–"
         responses = f"{check['changed_responses']}/{check['num_documents']}"
-        lines.append(f"{check['name']:<20}{check['max_difference']:>16.2e}{tokens:>18}{responses:>20}")
+        lines.append(f"{check['name']:<{width}}{check['max_difference']:>16.2e}{tokens:>18}{responses:>20}")
     share = 100 * result["max_changed_share"]
     if share:
         lines.append(

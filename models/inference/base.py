@@ -84,6 +84,21 @@ class MemoryBoundEngine(Protocol):
 
 
 @runtime_checkable
+class TopTokensEngine(Protocol):
+    """An engine that returns the most likely tokens of the model."""
+
+    def top_logprobs(
+        self, texts: Sequence[Sequence[int]]
+    ) -> Iterator[tuple[int, list[dict[int, float]] | None]]:
+        """Compute log-probabilities, in nats, of the most likely tokens after each token but a text's last.
+
+        Yields:
+            Index of the text, and per position token id → log-probability; None if the model's most likely
+            tokens are not known.
+        """
+
+
+@runtime_checkable
 class RemoteEngine(Protocol):
     """An engine whose responses come one at a time from elsewhere."""
 

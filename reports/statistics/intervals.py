@@ -1,4 +1,4 @@
-"""Confidence intervals: the `Interval` type, quantiles, and Wilson's score interval."""
+"""Confidence intervals: the `Interval` type, quantiles, Wilson's and Clopper and Pearson's."""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -78,3 +78,32 @@ def wilson(successes: float, trials: int, level: float = 0.95) -> Interval | Non
     low = 0.0 if successes == 0 else max(0.0, centre - half)
     high = 1.0 if successes == trials else min(1.0, centre + half)
     return Interval(share, low, high, "Wilson score")
+
+
+def clopper_pearson(successes: int, trials: int, level: float = 0.95) -> Interval | None:
+    """Exact one-sided bounds of a proportion (Clopper and Pearson, Biometrika 26, 1934).
+
+    Each end holds at `level` by itself; both together at 2 · `level` − 1. Without successes the upper one is
+    1 − (1 − level)^(1 / trials): a larger proportion would have shown one with probability `level`.
+
+    Args:
+        successes: their number, 0 … `trials`.
+        trials: number of documents.
+        level: confidence level of each end.
+
+    Returns:
+        The bounds as fractions, or None without trials.
+
+    Raises:
+        ValueError: `successes` is outside 0 … `trials`.
+    """
+    from scipy.special import betaincinv  # takes 0.1 s to import
+
+    if not 0 <= successes <= trials:
+        raise ValueError(f"{successes} successes of {trials} trials")
+    if trials == 0:
+        return None
+    missed = trials - successes
+    low = float(betaincinv(successes, missed + 1, 1 - level)) if successes else 0.0
+    high = float(betaincinv(successes + 1, missed, level)) if missed else 1.0
+    return Interval(successes / trials, low, high, "one-sided Clopper-Pearson")

@@ -12,6 +12,7 @@ from evalsuite.config import RunConfig
 from evalsuite.evaluation import evaluate
 from evalsuite.foundation import ConfigError
 from evalsuite.models.inference.endpoint.client import ServerError
+from evalsuite.reports.records.sidecars import read_doctor
 from evalsuite.reports.run import read_manifest
 from tests.models.inference.endpoint.server import serving
 from tests.reports.score_edits import rows_by_cell
@@ -102,20 +103,40 @@ def test_the_doctor_compares_what_is_served_with_what_is_evaluated(
     run = tmp_path / "run"
     evaluate(RunConfig(suite=suite, teacher=str(checkpoint), out=run, phases=("build",), quiet=True))
     with serving(checkpoint) as server:
-        argv = ["doctor", str(checkpoint), "--out", str(run), "--engine", "endpoint", "--engine-args"]
-        assert main([*argv, f"url={server.url}"]) == 0
-        sound = table(capsys.readouterr().out)
+        argv = ["doctor", str(checkpoint), "--out", str(run), "--documents", "4", "--engine", "endpoint"]
+        argv += ["--engine-args", f"url={server.url}"]
+        assert main(argv) == 0
+        sound = capsys.readouterr().out
+        (found,) = read_doctor([run])
+        assert found.checks[-1].name == "served"
+        assert (found.checks[-1].status, found.changed) == ("ok", 0)
         # A server that holds other weights is told by its responses.
         with torch.inference_mode():
             server.model.model.norm.weight.mul_(-1)
-        assert main([*argv, f"url={server.url}"]) == 0
-        other = table(capsys.readouterr().out)
+        server.rows.clear()
+        assert main(argv) == 0
+        other = capsys.readouterr().out
+        (found,) = read_doctor([run])
+        assert (found.checks[-1].status, found.changed) == ("failed", 1)
     for name in ("endpoint", "endpoint again", "endpoint alone"):
-        difference, _, changed = sound[name]
-        assert (float(difference) < 1e-4, changed) == (True, "0/8")
-        assert sound[f"generation {name}"][-1] == "0/8"
-        assert float(other[name][0]) > 0.1
-        assert other[f"generation {name}"][-1] == "8/8"
+        difference, _, changed = table(sound)[name]
+        assert (float(difference) < 1e-4, changed) == (True, "0/4")
+        assert table(sound)[f"generation {name}"][-1] == "0/4"
+        assert float(table(other)[name][0]) > 0.1
+        assert table(other)[f"generation {name}"][-1] == "4/4"
+    # Load changes nothing of either.
+    for text in (sound, other):
+        assert table(text)["generation endpoint under load"][-1] == "0/4"
+    assert (
+        "Verdict: no difference from the evaluated model beyond rounding; a server that flips 52.7%" in sound
+    )
+    assert "Verdict: the served model does not respond as the evaluated one: flips in endpoint, " in other
+    assert divergence(sound) < 1e-6 < 0.1 < divergence(other)
+
+
+def divergence(text: str) -> float:
+    """The mean of the KL row."""
+    return float(re.search(r"KL, nats +≥ ([\d.e+-]+)", text)[1])
 
 
 def table(text: str) -> dict[str, list[str]]:

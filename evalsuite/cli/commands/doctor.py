@@ -44,6 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Run the checks, print the table, and write it to the run folder if one is given."""
     from evalsuite.evaluation import checks
     from evalsuite.evaluation.inference.engines import engine_factory, resolve_device
+    from evalsuite.evaluation.served import format_served
     from evalsuite.foundation import ConfigError
     from evalsuite.models.checkpoints.load import load_checkpoint, with_decoder
     from evalsuite.models.checkpoints.positions import max_positions
@@ -70,20 +71,26 @@ def run(arguments: argparse.Namespace) -> int:
         as_decoder=False,
     )
     checkpoint = with_decoder(loaded)
-    if arguments.out is not None and not arguments.benchmark:
-        requests = checks.sample_run_requests(arguments.out, checkpoint.tokenizer, arguments.documents)
-    else:
-        requests = checks.sample_benchmark_requests(
+
+    def sample(count: int) -> list[Any]:
+        if arguments.out is not None and not arguments.benchmark:
+            return checks.sample_run_requests(arguments.out, checkpoint.tokenizer, count)
+        return checks.sample_benchmark_requests(
             arguments.benchmark or checks.DEFAULT_BENCHMARKS,
             checkpoint.tokenizer,
-            arguments.documents,
+            count,
             arguments.data,
             max_positions(checkpoint.model.config),
             trust_remote_code=trusted,
         )
+
+    requests = sample(arguments.documents)
+    load = [each for each in sample(2 * arguments.documents) if each not in requests] if served else []
     with closing(served) if served else nullcontext() as other:
-        result = run_consistency_checks(checkpoint, requests, other, loaded.model)
+        result = run_consistency_checks(checkpoint, requests, other, loaded.model, load)
     print(format_checks(result))
+    if served:
+        print(f"\n{format_served(result['served'], result['dtype'])}")
     if arguments.out is not None:
         print(f"written to {checks.write_findings(arguments.out, checks.summarize_checks(result))}")
     return 0

@@ -6,7 +6,7 @@ which vLLM and SGLang return; servers that do not can generate only.
 """
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -35,6 +35,8 @@ MIN_SAME_TOKENS = 0.9
 """Share of echoed tokens with the text of ours, below which the server has another tokenizer."""
 TIE = 1e-6
 """Nats by which a token may be below the most likely one and still count as greedy: servers round."""
+TOP_TOKENS = 5
+"""Most likely tokens that are requested; OpenAI's API has no more."""
 Result = TypeVar("Result")
 
 
@@ -177,6 +179,13 @@ class EndpointEngine(EngineType):
         """Random draws differ from those of other engines for the same seed."""
         yield from self._run(requests, self._generate, GenerateResponse.from_error)
 
+    def top_logprobs(
+        self, texts: Sequence[Sequence[int]]
+    ) -> Iterator[tuple[int, list[dict[int, float]] | None]]:
+        """The `TOP_TOKENS` most likely ones, and the text's own, as far as the server names them."""
+        requests = [ScoreRequest(tuple(text[:1]), (tuple(text[1:]),)) for text in texts]
+        yield from self._run(requests, self._top_logprobs, lambda error: None)
+
     def _run(
         self,
         requests: Sequence[AnyRequest],
@@ -255,6 +264,36 @@ class EndpointEngine(EngineType):
                 return "the server left out the log-probability of a token"
             rows.append((float(value), float(max(numbers))))
         return rows
+
+    def _top_logprobs(self, request: ScoreRequest) -> list[dict[int, float]] | None:
+        """Return log-probabilities by token id per position; None if the server returns none."""
+        prompt = [*request.context, *request.continuations[0]]
+        body = {"max_tokens": 1, "temperature": 0.0, "echo": True, "logprobs": TOP_TOKENS}
+        # vLLM names tokens by their ids then; others ignore it and return their texts.
+        choice = self._complete(prompt, body | {"return_tokens_as_token_ids": True})
+        given = choice.get("logprobs")
+        rows = given.get("top_logprobs") if isinstance(given, dict) else None
+        if not isinstance(rows, list) or len(rows) < len(prompt):
+            return None
+        found = []
+        for row in rows[1 : len(prompt)]:
+            if not isinstance(row, dict) or not all(isinstance(each, int | float) for each in row.values()):
+                return None
+            ids = ((self._token_id(name), float(value)) for name, value in row.items())
+            found.append({token: value for token, value in ids if token is not None})
+        return found if any(found) else None
+
+    def _token_id(self, name: str) -> int | None:
+        """The token of a name; None for a text that no token has, or more than one."""
+        prefix, _, number = name.rpartition(":")
+        return int(number) if prefix == "token_id" and number.isdigit() else self._tokens_by_text.get(name)
+
+    @cached_property
+    def _tokens_by_text(self) -> dict[str, int]:
+        ids = range(len(self.info.tokenizer))
+        texts = self.info.tokenizer.batch_decode([[token] for token in ids])
+        counts = Counter(texts)
+        return {text: token for token, text in zip(ids, texts, strict=True) if counts[text] == 1}
 
     def _check_tokens(self, prompt: Sequence[int], texts: Any) -> None:
         """Refuse a server whose tokens have other texts; a prompt with enough letters decides once."""

@@ -24,7 +24,7 @@ from evalsuite.reports.statistics.hypothesis_tests import (
     mcnemar_mid_p,
     paired_minimum_detectable_effect,
 )
-from evalsuite.reports.statistics.intervals import wilson
+from evalsuite.reports.statistics.intervals import clopper_pearson, wilson
 from evalsuite.reports.statistics.paired import (
     few_discordant,
     level_bounds,
@@ -53,6 +53,25 @@ def test_wilson_at_the_ends_and_beyond() -> None:
     assert wilson(0, 0) is None
     with pytest.raises(ValueError, match="11 successes of 10"):
         wilson(11, 10)
+
+
+@pytest.mark.parametrize(("successes", "trials"), [(0, 16), (1, 16), (8, 16), (16, 16), (999, 1000)])
+@pytest.mark.parametrize("level", [0.9, 0.95])
+def test_one_sided_clopper_pearson_is_statsmodels_at_twice_the_error(
+    successes: int, trials: int, level: float
+) -> None:
+    interval = clopper_pearson(successes, trials, level)
+    low, high = proportion_confint(successes, trials, 2 * (1 - level), method="beta")
+    assert interval is not None
+    assert (interval.low, interval.high) == pytest.approx((low, high), abs=1e-12)
+
+
+def test_clopper_pearson_at_the_ends_and_beyond() -> None:
+    assert clopper_pearson(0, 16).high == pytest.approx(1 - 0.05 ** (1 / 16), abs=1e-12)
+    assert clopper_pearson(16, 16).high == 1
+    assert clopper_pearson(0, 0) is None
+    with pytest.raises(ValueError, match="11 successes of 10"):
+        clopper_pearson(11, 10)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.05, 1.0])

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from evalsuite.foundation import CheckpointError, ConfigError
 from evalsuite.models.checkpoints.load import load_checkpoint
@@ -57,6 +58,31 @@ def test_responses_are_those_of_the_in_process_engine(
     }
     assert {each.finish_reason for each in texts.values()} >= {"length"}
     assert 1 < server.most_in_flight <= 4
+
+
+@pytest.mark.parametrize("names_ids", [True, False])
+def test_the_most_likely_tokens_are_those_of_the_checkpoint(
+    opened: Open, requests: Any, checkpoint: Path, server: Server, names_ids: bool
+) -> None:
+    """Where the server names tokens by their texts, those with a text of their own are known."""
+    server.names_ids = names_ids
+    texts = [request.context + request.continuations[0] for request in requests[0]]
+    found = dict(opened().top_logprobs(texts))
+    model, tokenizer = load_checkpoint(checkpoint).model, opened().info.tokenizer
+    decoded = [tokenizer.decode([token]) for token in range(len(tokenizer))]
+    with torch.inference_mode():
+        for index, text in enumerate(texts):
+            rows = model(torch.tensor([text])).logits[0, :-1].log_softmax(-1)
+            for row, values in zip(rows, found[index], strict=True):
+                top, ids = (each.tolist() for each in row.topk(5))
+                expected = {
+                    token: pytest.approx(value, abs=1e-4)
+                    for token, value in zip(ids, top, strict=True)
+                    if names_ids or (token < len(decoded) and decoded.count(decoded[token]) == 1)
+                }
+                assert values == expected
+    server.fault = lambda number, body: "no tops"
+    assert dict(opened().top_logprobs(texts[:1])) == {0: None}
 
 
 def test_a_server_without_token_ids_gives_the_same_texts(opened: Open, requests: Any, server: Server) -> None:
