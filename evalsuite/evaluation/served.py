@@ -50,7 +50,7 @@ def served_verdict(passes: Sequence[Mapping[str, Any]], dtype: str) -> ServedVer
     documents = min(each["num_documents"] for each in ran)
     text = (
         f"no difference from the evaluated model beyond rounding; a server that flips {_seen(documents)} of "
-        f"responses or more in one of these ways would have been found ({LEVEL:.0%})"
+        f"responses or more in one of these ways would have been found ({100 * LEVEL:.0f} %)"
     )
     return ServedVerdict("ok", flips, text)
 
@@ -77,7 +77,7 @@ def _lines(served: Mapping[str, Any], dtype: str) -> Iterator[str]:
         yield (
             f"{'KL, nats':<{width}}{'≥ ' + format(found['mean'], '.1e'):>20}  on average, ≥ "
             f"{found['largest']:.1e} at most, at {found['positions']:,} positions; the returned tokens hold "
-            f"{found['returned']:.1%} of the probability"
+            f"{100 * found['returned']:.1f} % of the probability"
         )
     yield f"Verdict: {served_verdict(served['passes'], dtype).text}."
 
@@ -87,14 +87,14 @@ def _share(flips: int, trials: int) -> str:
     interval = clopper_pearson(flips, trials, LEVEL)
     if interval is None:
         return "–"
-    bound = f"> {interval.low:.1%}" if flips else f"< {interval.high:.1%}"
+    bound = f"> {100 * interval.low:.1f} %" if flips else f"< {100 * interval.high:.1f} %"
     return f"{flips}/{trials} ({bound})"
 
 
 def _seen(documents: int) -> str:
     """The rate of flips that shows one among so many documents with probability LEVEL."""
     interval = clopper_pearson(0, documents, LEVEL)
-    return "any share" if interval is None else f"{interval.high:.1%}"
+    return "any share" if interval is None else f"{100 * interval.high:.1f} %"
 
 
 def _warm(passes: Sequence[Mapping[str, Any]]) -> str:

@@ -128,7 +128,7 @@ def test_the_doctor_compares_what_is_served_with_what_is_evaluated(
     for text in (sound, other):
         assert table(text)["generation endpoint under load"][-1] == "0/4"
     assert (
-        "Verdict: no difference from the evaluated model beyond rounding; a server that flips 52.7%" in sound
+        "Verdict: no difference from the evaluated model beyond rounding; a server that flips 52.7 %" in sound
     )
     assert "Verdict: the served model does not respond as the evaluated one: flips in endpoint, " in other
     assert divergence(sound) < 1e-6 < 0.1 < divergence(other)

@@ -63,7 +63,7 @@ def test_the_rate_that_a_verdict_names_is_the_one_that_it_finds(documents: int) 
     rate = 1 - 0.05 ** (1 / documents)
     verdict = served_verdict(passes({}, documents), "float32")
     assert verdict.status == "ok"
-    assert f"flips {100 * rate:.1f}% of responses or more" in verdict.text
+    assert f"flips {100 * rate:.1f} % of responses or more" in verdict.text
     assert share_found(rate, documents) == pytest.approx(0.95, abs=0.011)
 
 
@@ -237,7 +237,7 @@ def test_a_server_that_rounds_otherwise_passes(
     # Rounding does change responses, where tokens have twins.
     assert all(each["passes"][0]["changed_texts"] > 0 for each in results)
     assert all(each["divergence"]["largest"] < 1e-6 for each in results)
-    assert "0/16 (< 17.1%)" in format_served(results[0], "float32")
+    assert "0/16 (< 17.1 %)" in format_served(results[0], "float32")
 
 
 @pytest.mark.parametrize("names_ids", [True, False])
