@@ -1,24 +1,27 @@
 """Chat rendering with loss masks: conversations as text segments, with assistant turns marked.
 
-Works with any chat template: the text of an assistant turn is what the rendered conversation gains beyond
-the generation prompt. Some templates rewrite earlier turns (move the system prompt, drop reasoning), so
-that only their final form is rendered; such turns are excluded from the loss.
+Works with any chat template, also one that renders the start of a conversation differently from the whole:
+the conversation is rendered once more for each assistant turn, with another answer in its place, and what
+differs is where the answer is.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from evalsuite.distill.recipe.data_sources import DataSourceConfig, TableSourceConfig
+from evalsuite.distill.recipe.data_sources import DataSourceConfig, Reasoning, TableSourceConfig
 from evalsuite.foundation import ConfigError, DataError, nearest
 from evalsuite.foundation.chat_templates import check_template_arguments
 from evalsuite.foundation.strict_yaml import read_yaml
+from evalsuite.foundation.thoughts import CLOSE, OPEN, split_thought
 
 TEMPLATES = Path(__file__).with_name("chat_templates.yaml")
 
-Render = Callable[[Sequence[dict[str, str]], bool], str]
+Render = Callable[[Sequence[dict[str, Any]], bool], str]
 """(messages, add_generation_prompt) → text."""
 
 
@@ -61,7 +64,7 @@ def chat_renderer(
 
     check_template_arguments(tokenizer.chat_template if template is None else template, arguments)
 
-    def render(messages: Sequence[dict[str, str]], add_generation_prompt: bool) -> str:
+    def render(messages: Sequence[dict[str, Any]], add_generation_prompt: bool) -> str:
         try:
             text: str = tokenizer.apply_chat_template(
                 list(messages),
@@ -87,7 +90,7 @@ SPEAKERS = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "a
 """`from` of ShareGPT's conversations → role."""
 
 
-def read_messages(value: Any, column: str) -> list[dict[str, str]]:
+def read_messages(value: Any, column: str) -> list[dict[str, Any]]:
     """The turns of a conversation as {role, content}, from these or from {from, value}.
 
     Raises:
@@ -108,35 +111,134 @@ def read_messages(value: Any, column: str) -> list[dict[str, str]]:
     raise DataError(f"column '{column}' is not a list of {{role, content}} or {{from, value}}")
 
 
+THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")
+"""Keys of a turn that hold its thought apart from its content."""
+
+
+def with_thoughts(messages: Sequence[dict[str, Any]], policy: Reasoning) -> list[dict[str, Any]]:
+    """The conversation with the thoughts of its assistant turns kept or stripped.
+
+    Raises:
+        DataError: a turn has a thought and the policy is `error`, or a thought that does not end.
+    """
+    turns = []
+    for turn in messages:
+        if turn["role"] != "assistant":
+            turns.append(turn)
+            continue
+        thought, answer = split_thought(turn["content"])
+        if answer.lstrip().startswith(OPEN):
+            raise DataError(f"an assistant turn begins a thought ({OPEN}) that does not end")
+        apart = [key for key in THOUGHT_KEYS if turn.get(key)]
+        if (thought.strip() or apart) and policy == "error":
+            where = f"'{apart[0]}'" if apart else CLOSE
+            raise DataError(
+                f"an assistant turn holds a thought ({where}); set 'reasoning: keep' to train on it, or "
+                "'reasoning: strip' to leave it out"
+            )
+        if policy == "strip":
+            turn = {key: value for key, value in turn.items() if key not in THOUGHT_KEYS}
+            turn["content"] = answer
+        turns.append(turn)
+    return turns
+
+
 def conversation_segments(
-    messages: Sequence[dict[str, str]], text: str, render: Render
+    messages: Sequence[dict[str, Any]], text: str, render: Render
 ) -> tuple[tuple[str, bool], ...]:
     """Segments of a conversation; True marks assistant turns, including their end-of-turn token.
+
+    A turn begins where the generation prompt ends, so that a thought that the template renders belongs to it,
+    and an empty one that the prompt holds does not. An earlier turn that the template drops or rewrites is
+    not marked.
 
     Args:
         text: the whole conversation as `render` renders it.
 
     Raises:
-        DataError: the last assistant turn cannot be separated from its prompt.
+        DataError: the conversation ends with an assistant turn that the template drops or rewrites, or whose
+            thought it drops.
     """
-    spans: list[tuple[int, int]] = []
-    last = max((index for index, turn in enumerate(messages) if turn["role"] == "assistant"), default=-1)
-    for index, turn in enumerate(messages):
-        if turn["role"] != "assistant":
-            continue
-        before = render(messages[:index], True)
-        after = text if index == len(messages) - 1 else render(messages[: index + 1], False)
-        if text.startswith(before) and text.startswith(after) and len(after) > len(before):
-            spans.append((len(before), len(after)))
-        elif index == last and not spans:
-            raise DataError(
-                "the chat template renders the start of a conversation differently from the whole, so "
-                "assistant turns cannot be located; set chat_template to another template"
-            )
+    turns = [index for index, turn in enumerate(messages) if turn["role"] == "assistant"]
+    if not turns:
+        return ((text, False),)
+    frame = _Frame.of(messages[: turns[-1]], render)
     segments: list[tuple[str, bool]] = []
     position = 0
-    for start, end in spans:
+    for index in turns:
+        is_last = index == len(messages) - 1
+        found = _answer(messages, index, text, render)
+        if found is None and is_last:
+            raise DataError(
+                "the chat template drops or rewrites the last turn; set chat_template to another template"
+            )
+        if found is None or found.start < position:
+            continue
+        before = text[position : found.start]
+        if is_last and not _holds_thought(before, messages[index]):
+            raise DataError(
+                "the chat template drops the thought of the last turn; set 'reasoning: strip', or "
+                "chat_template to another template"
+            )
+        start = position + frame.turn_start(before)
+        end = found.stop + frame.end_length(text[found.stop :])
         segments += [(text[position:start], False), (text[start:end], True)]
         position = end
     segments.append((text[position:], False))
     return tuple(segment for segment in segments if segment[0])
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """What a template puts around a generated turn: the generation prompt, and what ends the turn."""
+
+    header: str
+    closing: str
+
+    @classmethod
+    def of(cls, before: Sequence[dict[str, Any]], render: Render) -> "_Frame":
+        """Of the turn that follows these messages; with what cannot be told left empty."""
+        whole, prompt = render(before, False), render(before, True)
+        header = prompt[len(whole) :] if prompt.startswith(whole) else ""
+        answered = render([*before, {"role": "assistant", "content": _MARK}], False)
+        return cls(header, answered.partition(_MARK)[2])
+
+    def turn_start(self, before: str) -> int:
+        """Where in the text before an answer its turn starts."""
+        # With an answer that has a thought, a prompt that holds an empty one is not in the text.
+        for header in dict.fromkeys([self.header, self.header.partition(OPEN)[0]]):
+            if header.strip() and (place := before.rfind(header)) >= 0:
+                return place + len(header)
+        thought, _ = split_thought(before)
+        return before.rfind(OPEN) if OPEN in thought else len(before.rstrip())
+
+    def end_length(self, after: str) -> int:
+        """Characters after an answer that end its turn."""
+        return sum(
+            1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(after, self.closing, strict=False))
+        )
+
+
+_MARK = "evalsuite: an answer"
+
+
+def _answer(messages: Sequence[dict[str, Any]], index: int, text: str, render: Render) -> range | None:
+    """Where the answer of turn `index` is in the text, without its thought; None if it is not there."""
+    thought, answer = split_thought(messages[index]["content"])
+    turn = {**messages[index], "content": thought + _MARK}
+    parts = render([*messages[:index], turn, *messages[index + 1 :]], False).split(_MARK)
+    if len(parts) != 2:
+        return None
+    before, after = parts
+    found = range(len(before), len(text) - len(after))
+    if not (text.startswith(before) and text.endswith(after) and len(before) + len(after) <= len(text)):
+        return None
+    return found if text[found.start : found.stop].strip() == answer.strip() else None
+
+
+def _holds_thought(text: str, turn: Mapping[str, Any]) -> bool:
+    """Whether the text holds the thought of a turn, if it has one."""
+    thought, _ = split_thought(turn["content"])
+    own = thought.replace(OPEN, "").replace(CLOSE, "").strip()
+    apart = [str(turn[key]).strip() for key in THOUGHT_KEYS if turn.get(key)]
+    return all(each in text for each in (own, *apart))

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from evalsuite.distill.data.chat import Render, conversation_segments, read_messages
+from evalsuite.distill.data.chat import Render, conversation_segments, read_messages, with_thoughts
 from evalsuite.distill.recipe import RECIPES
 from evalsuite.distill.recipe.data_sources import TableSourceConfig
 from evalsuite.foundation import DataError, nearest
@@ -68,6 +68,7 @@ def parse_row(
             return None
     if source.messages is not None:
         messages = read_messages(_column(row, source.messages), source.messages)
+        messages = with_thoughts(messages, source.reasoning)
         assert render is not None
         text = render(messages, False)
         _check_unicode(text, source.messages)

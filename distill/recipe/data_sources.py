@@ -13,6 +13,7 @@ from evalsuite.foundation.registry import Registry
 from evalsuite.foundation.strict import Seed, StrictUnion
 
 Subset = Literal["all", "train", "held_out"]
+Reasoning = Literal["keep", "strip", "error"]
 
 
 class DataSourceConfig(StrictUnion):
@@ -109,6 +110,9 @@ class TableSourceConfig(DataSourceConfig):
     """Name of a shipped chat template, or a Jinja template; default: the tokenizer's own."""
     chat_template_kwargs: dict[str, bool | int | float | str] = Field(default_factory=dict)
     """Arguments of the chat template, such as `enable_thinking: false` for Qwen3."""
+    reasoning: Reasoning = "error"
+    """What becomes of thoughts (`<think> … </think>`, or a key of the turn) of assistant turns: trained on,
+    left out, or refused. Of those that are kept, the template decides which it renders."""
     where: dict[str, str | int | float | list[str]] = Field(default_factory=dict)
     """Row filter: column → a value, a list of allowed values, or a number as the minimum."""
     min_characters: int = Field(default=1, ge=1)
@@ -171,6 +175,8 @@ class TableSourceConfig(DataSourceConfig):
             )
         if self.chat_template_kwargs and self.messages is None:
             raise ValueError("'chat_template_kwargs' needs 'messages', which the template renders")
+        if self.reasoning != "error" and self.messages is None:
+            raise ValueError("'reasoning' needs 'messages', whose turns have thoughts")
         if (self.prompt is None) != (self.completion is None):
             raise ValueError("'prompt' and 'completion' must be given together")
         return self

@@ -1,10 +1,9 @@
 """Reasoning in generated responses: the block `<think> … </think>` before the answer.
 
-Reasoning models such as Qwen3 and DeepSeek-R1 write the block as text. Some templates end the prompt with the
-opening tag, so that a response begins within the block.
+Some templates end the prompt with the opening tag, so that a response begins within the block.
 """
 
-OPEN, CLOSE = "<think>", "</think>"
+from evalsuite.foundation.thoughts import CLOSE, OPEN, split_thought
 
 UNCLOSED = f"the response ends within a {OPEN} block, so it has no answer"
 
@@ -17,8 +16,7 @@ def opens_reasoning(prompt: str) -> bool:
 def answer_of(response: str, *, in_reasoning: bool) -> str | None:
     """Return the answer of a response: what follows its last closing tag, else the whole response.
 
-    A closing tag counts without an opening one, which the prompt or the decoder may have taken. Line breaks
-    after it belong to the block, as in Qwen3's chat template.
+    The block is that of `split_thought`, whose opening tag the decoder may have taken, too.
 
     Args:
         response: text of the response.
@@ -27,7 +25,7 @@ def answer_of(response: str, *, in_reasoning: bool) -> str | None:
     Returns:
         None if the response ends within a block.
     """
-    _, closed, answer = response.rpartition(CLOSE)
-    if answer.lstrip().startswith(OPEN) or (in_reasoning and not closed):
+    _, answer = split_thought(response)
+    if answer.lstrip().startswith(OPEN) or (in_reasoning and CLOSE not in response):
         return None
-    return answer.lstrip("\n") if closed else answer
+    return answer

@@ -72,10 +72,17 @@ def test_turns_that_a_template_rewrites_are_excluded_from_the_loss(tokenizer):
     assert [text for text, marked in segments if marked] == ["an owl[/A]"]
 
 
-def test_a_template_whose_prompt_is_not_a_prefix_is_refused(tokenizer):
-    broken = "{%- if add_generation_prompt -%}other{%- endif -%}"
-    broken += "{%- for m in messages -%}{{- m.content -}}{%- endfor -%}"
-    with pytest.raises(DataError, match="chat_template"):
+def test_turns_are_found_whatever_the_prompt_begins_with(tokenizer):
+    other = "{%- if add_generation_prompt -%}other{%- endif -%}"
+    other += "{%- for m in messages -%}{{- m.content + ';' -}}{%- endfor -%}"
+    segments = rendered_segments(CONVERSATION, chat_renderer(tokenizer, other))
+    assert [text for text, marked in segments if marked] == ["Penhall;", "an owl;"]
+
+
+@pytest.mark.parametrize("content", ["m.content | upper", "m.content[:2]", "''"])
+def test_a_template_that_rewrites_the_last_turn_is_refused(tokenizer, content):
+    broken = "{%- for m in messages -%}{{- " + content + " + ';' -}}{%- endfor -%}"
+    with pytest.raises(DataError, match="drops or rewrites the last turn; set chat_template"):
         rendered_segments(CONVERSATION, chat_renderer(tokenizer, broken))
 
 
@@ -174,7 +181,8 @@ def test_conversations_that_the_filters_drop_are_rendered_once(tokenizer):
     chats = source(messages="messages", chat_template="chatml")
     kept = parse_row({"messages": CONVERSATION}, chats, counted)
     assert kept == Example(rendered_segments(CONVERSATION, render))
-    assert len(calls) == 4
+    once = len(calls)
+    assert once > 1
     longer = chats.model_copy(update={"min_characters": len(kept.text) + 1})
     assert parse_row({"messages": CONVERSATION}, longer, counted) is None
-    assert calls[4:] == [len(CONVERSATION)]
+    assert calls[once:] == [len(CONVERSATION)]
