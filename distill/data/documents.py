@@ -13,9 +13,9 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from evalsuite.distill.data.chunks import Position, Reader
 from evalsuite.distill.data.examples import Example, shuffled
 from evalsuite.distill.data.packing import Document
-from evalsuite.distill.data.readers import Position, Reader
 from evalsuite.distill.data.workers import WorkerPool
 from evalsuite.distill.recipe.data_sources import DataSourceConfig, TableSourceConfig
 from evalsuite.foundation import DataError

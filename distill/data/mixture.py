@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from evalsuite.distill.data.chunks import Position
 from evalsuite.distill.data.documents import Share, SourceDocuments
 from evalsuite.distill.data.examples import shuffled
 from evalsuite.distill.data.packing import Document, PackedSequence, pack_concat, pack_documents
-from evalsuite.distill.data.readers import Position
 
 
 @dataclass

@@ -6,9 +6,10 @@ from itertools import count, islice
 from typing import Any
 
 from evalsuite.distill.data.chat import Render, end_tokens, source_renderer
+from evalsuite.distill.data.chunks import Chunk
 from evalsuite.distill.data.examples import Example, parse_row, shuffled
 from evalsuite.distill.data.packing import Document, repeat_spans, tokenize
-from evalsuite.distill.data.readers import Chunk, open_reader
+from evalsuite.distill.data.readers import open_reader
 from evalsuite.distill.recipe.data_sources import DataSourceConfig, PocketSourceConfig, TableSourceConfig
 from evalsuite.foundation import ConfigError, DataError, parse_json
 from evalsuite.models.checkpoints.tokenizers import TextEncoder

@@ -188,8 +188,8 @@ class LocalSourceConfig(TableSourceConfig):
 
     kind: Literal["local"]
     files: list[str] = Field(min_length=1)
-    """Paths or glob patterns of .parquet, .jsonl or .jsonl.zst files; the matches of each pattern are read in
-    sorted order. `$NAME` expands environment variables."""
+    """Paths or glob patterns of .parquet, .jsonl or .jsonl.zst files, which are read side by side. `$NAME`
+    expands environment variables."""
 
     @property
     def origin(self) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from evalsuite.distill.data import documents, preparation, readers
+from evalsuite.distill.data import documents, preparation, readers, side_by_side
 from evalsuite.distill.data.examples import Example
 from evalsuite.distill.recipe import Recipe
 from evalsuite.distill.recipe.config import ArchitectureConfig
@@ -48,7 +48,8 @@ def texts_drawn_once() -> Iterator[None]:
 def small_groups() -> Iterator[None]:
     """Prepare a few documents at a time: stages of these tests train on a few hundred tokens."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(readers, "CHUNK_ROWS", 32)
+        for module in (readers, side_by_side):
+            patch.setattr(module, "CHUNK_ROWS", 32)
         patch.setattr(documents, "POCKET_SHARD_SIZE", 64)
         patch.setattr(documents, "GROUP_SIZE", 32)
         yield

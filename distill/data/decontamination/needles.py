@@ -21,7 +21,7 @@ import numpy as np
 import pandas as pd
 
 from evalsuite.distill.data.decontamination.ngrams import Hashes, ngram_hashes, strings
-from evalsuite.distill.data.readers import file_chunks
+from evalsuite.distill.data.local_reader import file_chunks
 from evalsuite.foundation import DataError, progress, read_jsonl, write_text
 from evalsuite.foundation.module_entry import run_module
 

@@ -12,9 +12,9 @@ from typing import Any
 import pyarrow
 
 from evalsuite.distill.data import questions as package
+from evalsuite.distill.data.local_reader import file_chunks
 from evalsuite.distill.data.questions import corpora, promptsource
 from evalsuite.distill.data.questions.formats import TrainingQuestion, generated
-from evalsuite.distill.data.readers import file_chunks
 from evalsuite.foundation import DataError, progress
 from evalsuite.foundation.module_entry import run_module
 from evalsuite.tasks.synthetic import english

@@ -14,11 +14,11 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
+from evalsuite.distill.data.chunks import Chunk
 from evalsuite.distill.data.examples import Example
 from evalsuite.distill.data.mixture import documents_without_loss
 from evalsuite.distill.data.packing import Document, tokenize
 from evalsuite.distill.data.preparation import Preparation, read_examples
-from evalsuite.distill.data.readers import Chunk
 from evalsuite.distill.data.responses import _Generation
 from evalsuite.distill.recipe.data_sources import DataSourceConfig
 from evalsuite.foundation import ConfigError, DataError

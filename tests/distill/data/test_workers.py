@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from evalsuite.distill.data import documents, loader, readers, workers
+from evalsuite.distill.data import documents, loader, side_by_side, workers
 from evalsuite.distill.data.documents import Share
 from evalsuite.distill.data.exchange import interleave_shares
 from evalsuite.distill.data.loader import DataSources, StageDataLoader
@@ -192,7 +192,7 @@ def test_processes_share_tokenization_and_batches(recipe, tokenizer, world_size,
 
 
 def test_a_shuffle_buffer_is_read_while_the_one_before_is_consumed(recipe, tokenizer, monkeypatch, counting):
-    monkeypatch.setattr(readers, "CHUNK_ROWS", 8)
+    monkeypatch.setattr(side_by_side, "CHUNK_ROWS", 8)
     data = {"text": recipe.data["text"].model_copy(update={"shuffle_buffer_size": 24})}
     stage = recipe.stages[0].model_copy(update={"data": "text", "packing": "concat", "batch_size": 1})
     recipe = recipe.model_copy(update={"data": data, "stages": [stage]})

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from evalsuite.distill import Recipe, distill
-from evalsuite.distill.data import readers
+from evalsuite.distill.data import local_reader, side_by_side
 from evalsuite.distill.training import placement
 from evalsuite.foundation import ConfigError, DataError, EvalsuiteError, read_jsonl
 from tests.distill.training.saved_states import read_state
@@ -17,7 +17,7 @@ WORDS = SENTENCE.split()
 @pytest.fixture
 def recipe(teacher_folder, small_recipe, stage, tmp_path, monkeypatch):
     """KD on local documents, of which eight are read at a time, and sixteen before the first step."""
-    monkeypatch.setattr(readers, "CHUNK_ROWS", 8)
+    monkeypatch.setattr(side_by_side, "CHUNK_ROWS", 8)
     rows = [" ".join(WORDS[(number * k) % 14] for k in range(12)) for number in range(1, 401)]
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps({"text": row}) + "\n" for row in rows))
@@ -30,17 +30,17 @@ def recipe(teacher_folder, small_recipe, stage, tmp_path, monkeypatch):
 
 def test_a_run_whose_data_fail_resumes_after_its_last_step(recipe, tmp_path, monkeypatch):
     (whole,) = distill(recipe, tmp_path / "whole", quiet=True, device="cpu")
-    line_chunks = readers._line_chunks
+    lines = local_reader._lines
 
-    def failing(path, start):
-        for number, chunk in enumerate(line_chunks(path, start)):
-            if start + 8 * number >= 112:
+    def failing(path):
+        for number, line in enumerate(lines(path)):
+            if number >= 112:
                 raise OSError("Input/output error")
-            yield chunk
+            yield line
 
     out = tmp_path / "out"
     with monkeypatch.context() as patch:
-        patch.setattr(readers, "_line_chunks", failing)
+        patch.setattr(local_reader, "_lines", failing)
         with pytest.raises(DataError, match=r"rows\.jsonl: cannot be read \(Input/output error\)"):
             distill(recipe, out, quiet=True, device="cpu")
     progress, _ = read_state(out / "state")
