@@ -70,7 +70,7 @@ class Preparation:
         rows = chunk.rows.to_pylist() if hasattr(chunk.rows, "to_pylist") else chunk.rows
         for number, row in enumerate(rows):
             try:
-                found.append(parse_row(_object(row), source, render, self._end_tokens))
+                found.append(parse_row(row_of(row), source, render, self._end_tokens))
             except DataError as error:
                 raise DataError(f"data source '{name}': {chunk.place(number)}: {error}") from None
         return found
@@ -136,7 +136,7 @@ def _pocket_examples(source: PocketSourceConfig, numbers: range) -> Sequence[Exa
     ]
 
 
-def _object(row: Any) -> dict[str, Any]:
+def row_of(row: Any) -> dict[str, Any]:
     """A row as a dictionary; lines of JSON are parsed. Raises DataError for anything else."""
     if isinstance(row, bytes):
         try:

@@ -235,6 +235,20 @@ def check_recipe(recipe: Recipe) -> Any:
     return tokenizer
 
 
+def load_recipe_tokenizer(recipe: Recipe) -> Any:
+    """The tokenizer of a recipe's teacher, of its architecture, or of its first initial checkpoint.
+
+    Raises:
+        CheckpointError: the checkpoint is missing, damaged or unsafe.
+    """
+    if recipe.architecture is not None:
+        return load_architecture_tokenizer(recipe.architecture)
+    from evalsuite.models.checkpoints.load import load_outline
+
+    first = recipe.teacher or next(iter(recipe.student.initial_checkpoints.values()))
+    return load_outline(first)[1]
+
+
 def check_lengths(recipe: Recipe, teacher: Any, students: Mapping[str, Any]) -> None:
     """Check that teacher and students have the positions of every stage's sequences.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from evalsuite.cli.options import add_executor_options, add_quiet, named_values
 from evalsuite.cli.parser import command
-from evalsuite.foundation import ConfigError
+from evalsuite.foundation import ConfigError, DataError
 
 if TYPE_CHECKING:
     from evalsuite.distill import Recipe
@@ -80,6 +80,11 @@ def add(commands: argparse._SubParsersAction) -> None:
     parser.add_argument(
         "--dry-run", action="store_true", help="print tokens, FLOPs, memory and time, and exit"
     )
+    parser.add_argument(
+        "--check-data",
+        action="store_true",
+        help="print what the first documents of every source hold and how they are rendered, and exit",
+    )
     add_quiet(parser)
     parser.set_defaults(call=run)
 
@@ -98,8 +103,11 @@ def run(arguments: argparse.Namespace) -> int:
         if len(costs) > 1:
             print(f"\n{len(costs)} runs: {sum(cost.seconds for cost in costs) / 60:.0f} min")
         return 0
+    if arguments.check_data:
+        check_data([recipe for _, recipe, _ in chosen])
+        return 0
     if arguments.out is None:
-        raise ConfigError("--out DIR is required (or --dry-run)")
+        raise ConfigError("--out DIR is required (or --dry-run, or --check-data)")
     from evalsuite.executors import open_executor
     from evalsuite.variants import Variant, distill_variants
 
@@ -124,6 +132,28 @@ def run(arguments: argparse.Namespace) -> int:
         end_process_after(EXIT_SECONDS, describe_interrupt(interrupt)[1])
         raise
     return 0
+
+
+def check_data(chosen: "list[Recipe]") -> None:
+    """Print what the sources of the recipes hold.
+
+    Raises:
+        DataError: a source has a problem; all have been printed.
+    """
+    from evalsuite.distill.data.inspection import inspect
+    from evalsuite.distill.training.builders import load_recipe_tokenizer
+
+    shown: dict[str, list[str]] = {}
+    for recipe in chosen:
+        for found in inspect(recipe, load_recipe_tokenizer(recipe)):
+            text = str(found)
+            if text not in shown:
+                shown[text] = found.problems
+                print(text + "\n", flush=True)
+    problems = sum(map(len, shown.values()))
+    if problems:
+        raise DataError(f"{problems} problem{'s' if problems > 1 else ''} in the data, see PROBLEM above")
+    print("no problem found")
 
 
 def recipes(arguments: argparse.Namespace) -> list[tuple[str, "Recipe", list[str] | None]]:

@@ -77,13 +77,13 @@ def test_commits_of_teacher_and_data_are_recorded(
     rows = [{"text": f"Document {number} " + "has words " * 20} for number in range(50)]
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    load = datasets.load_dataset
+    load = datasets.load_dataset_builder
 
-    def load_dataset(name, config, *, split, revision, streaming):
+    def load_dataset_builder(name, config, *, revision):
         assert (name, revision) == ("org/name", pinned or "5e5e")
-        return load(str(tmp_path / "data"), config, split=split, streaming=streaming)
+        return load(str(tmp_path / "data"), config)
 
-    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    monkeypatch.setattr(datasets, "load_dataset_builder", load_dataset_builder)
     info = SimpleNamespace(sha="5e5e")
     hub = SimpleNamespace(dataset_info=lambda name: info)
     monkeypatch.setattr("huggingface_hub.HfApi", lambda: hub)
