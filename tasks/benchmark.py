@@ -5,7 +5,7 @@ except those that it gives itself.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -22,7 +22,7 @@ from pydantic import (
 
 from evalsuite.foundation import ConfigError, DataError, nearest
 from evalsuite.foundation.registry import Registry
-from evalsuite.foundation.strict import Seed, Strict, parse
+from evalsuite.foundation.strict import Positive, Seed, Strict, parse
 from evalsuite.foundation.strict_yaml import read_yaml
 from evalsuite.foundation.taxonomy import CATEGORIES, PERPLEXITIES, PROTOCOLS, Category, Protocol
 from evalsuite.tasks.questions import QuestionFile, columns_of, hash_of, open_questions
@@ -52,6 +52,21 @@ class Columns(Strict):
     """A text that the question is about: `context` or `passage`."""
 
 
+def without_none(values: dict[str, Any], *keys: str) -> dict[str, Any]:
+    """Return a mapping without those of some keys whose value is None."""
+    return {key: value for key, value in values.items() if value is not None or key not in keys}
+
+
+class ContextRows(Strict):
+    """The rows of one prompt length: a config of the dataset, or those within bounds of a column."""
+
+    config: str | None = None
+    above: dict[str, float] = Field(default_factory=dict)
+    """Column → every value is larger."""
+    at_most: dict[str, float] = Field(default_factory=dict)
+    """Column → no value is larger."""
+
+
 class Source(Strict):
     """Rows of a hub dataset or of a frozen copy of it, or of a file of one's own."""
 
@@ -79,6 +94,8 @@ class Source(Strict):
     """The hub has one config per subject; the frozen copy is one file with `subject_column`."""
     filters: dict[str, str] = Field(default_factory=dict)
     """Column → required value; case and surrounding whitespace are ignored."""
+    contexts: dict[Positive, ContextRows] = Field(default_factory=dict)
+    """Prompt length in tokens → its rows, for a dataset that has several lengths."""
     transform: str | None = None
     """A name from `evalsuite show transforms`, which turns rows into questions."""
     transform_args: dict[str, bool | int | float | str] = Field(default_factory=dict)
@@ -104,6 +121,12 @@ class Source(Strict):
             )
         return self._path
 
+    def at(self, context: int | None) -> "Source":
+        """Return the source with the config of one prompt length; None: the source itself."""
+        if context is None or self.contexts[context].config is None:
+            return self
+        return self.model_copy(update={"config": self.contexts[context].config})
+
     def open_file(self) -> QuestionFile:
         """Open a file of questions. Raises ConfigError or DataError as `open_questions` does."""
         return open_questions(self.path, columns_of(self.columns.model_dump() if self.columns else {}))
@@ -116,6 +139,8 @@ class Source(Strict):
             # Where the file lies changes nothing.
             values["file"] = Path(self.file).name
             unused = ["dataset", "split"]
+        if not self.contexts:
+            unused.append("contexts")
         return {key: value for key, value in values.items() if key not in unused}
 
     @model_validator(mode="after")
@@ -136,6 +161,8 @@ class Source(Strict):
     def _is_consistent(self) -> "Source":
         if self.config is not None and self.configs:
             raise ValueError("give either 'config' or 'configs'")
+        if self.configs and any(part.config is not None for part in self.contexts.values()):
+            raise ValueError("give either 'configs' or the configs of 'contexts'")
         if self.merge_configs and (self.config is not None or self.configs or self.subject_column is None):
             raise ValueError("'merge_configs' needs 'subject_column', and neither 'config' nor 'configs'")
         if self.fewshot_split is not None and self.fewshot_split == self.split:
@@ -241,6 +268,8 @@ class LogLikelihood(Strict):
     num_fewshot: int = Field(default=0, ge=0)
     add_bos_token: bool = False
     """Prepend BOS (EOS where the tokenizer has none) to every context, whatever the tokenizer's default."""
+    truncate: Literal["middle"] | None = None
+    """Cut contexts that exceed the model's length minus the longest choice; None refuses them by name."""
     chance: Chance = None
     """Overrides the chance level of the benchmark."""
 
@@ -251,6 +280,11 @@ class LogLikelihood(Strict):
             kind = f"a perplexity: lower, units {PERPLEXITIES[self.metric]}" if lower else "higher is better"
             raise ValueError(f"'direction' and 'units' do not fit metric {self.metric} ({kind})")
         return self
+
+    @model_serializer(mode="wrap")
+    def _without_defaults_of_later_keys(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        # Runs that were built before the key existed are equal to those of today.
+        return without_none(serialize(self), "truncate")
 
     def with_metric(self, metric: str) -> "LogLikelihood":
         """Return the same protocol with another main metric."""
@@ -343,7 +377,7 @@ class Benchmark(Strict):
     num_documents: int | None = Field(default=None, ge=1)
     """Published number of documents; a data folder may hold only some of them."""
     contexts: tuple[int, ...] = ()
-    """Default prompt lengths in tokens; a suite may choose others."""
+    """Default prompt lengths in tokens; a suite may choose others, of those that the source has."""
     group: str | None = None
     """Suite that the benchmark is a part of, such as ``longbench``."""
     recall: tuple[str, ...] = ()
@@ -380,8 +414,12 @@ class Benchmark(Strict):
             raise ValueError("give either a 'source' or a 'generated' block (or several 'sources')")
         if self.generated is not None and self.num_documents is not None:
             raise ValueError("'num_documents' belongs to a 'source'; a generator has 'count'")
-        if self.contexts and self.generated is None:
-            raise ValueError("'contexts' need a generator")
+        if self.contexts and self.generated is None and (lacking := self.unknown_contexts(self.contexts)):
+            raise ValueError(
+                f"'contexts' need a generator, or a source with the same ones (not {lacking[0]})"
+            )
+        if not self.contexts and any(source.contexts for _, source in self.subject_sources):
+            raise ValueError("the source has 'contexts': name those of the benchmark, too")
         independent = [name for name, source in self.subject_sources if source.cluster_column is None]
         if independent and self.cluster_column is not None:
             raise ValueError(f"'cluster_column' must be given for every source; '{independent[0]}' lacks it")
@@ -419,6 +457,12 @@ class Benchmark(Strict):
         if self.source is not None:
             return ((None, self.source),)
         return tuple(self.sources.items())
+
+    def unknown_contexts(self, contexts: Iterable[int]) -> list[int]:
+        """Return those of some prompt lengths that a source has no rows of; a generator has any."""
+        return [
+            each for each in contexts for _, source in self.subject_sources if each not in source.contexts
+        ]
 
     @property
     def cluster_column(self) -> str | None:

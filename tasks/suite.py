@@ -351,6 +351,9 @@ def _resolved(suite: Suite, entry: Entry, benchmark: Benchmark) -> tuple[Entry, 
                 )
     if entry.contexts and not benchmark.contexts:
         raise ConfigError(f"{location}: 'contexts': it has no context lengths; remove this key")
+    if unknown := benchmark.unknown_contexts(entry.contexts):
+        known = ", ".join(map(str, benchmark.subject_sources[0][1].contexts))
+        raise ConfigError(f"{location}: 'contexts' = {unknown[0]}: its source has the lengths {known}")
     metrics: dict[Protocol, str] = {
         protocol: getattr(benchmark, protocol).metric for protocol in benchmark.protocols
     }
@@ -403,16 +406,17 @@ def _limits(
     """Return the number of documents to load, and smaller limits per protocol.
 
     An entry's limit overrides the suite's, and a limit per protocol overrides one for both. Generated
-    documents have one limit for both protocols.
+    documents, and those of several lengths, have one limit for both protocols.
     """
     common, specific = (_inherited(suite, entry)[key] for key in ("limit", "limits"))
     each = {protocol: specific.get(protocol, common) for protocol in protocols}
     known = [limit for limit in each.values() if limit is not None]
     most = max(known) if len(known) == len(each) else None
     fewer = {name: limit for name, limit in each.items() if limit is not None and limit != most}
-    if fewer and benchmark.generated is not None:
+    if fewer and (benchmark.generated is not None or benchmark.contexts):
+        why = "are generated" if benchmark.generated is not None else "have several lengths"
         raise ConfigError(
-            f"{suite.location}: benchmarks: {benchmark.name}: 'limits': its documents are generated; give "
+            f"{suite.location}: benchmarks: {benchmark.name}: 'limits': its documents {why}; give "
             "one 'limit' for both protocols"
         )
     return most, fewer

@@ -198,11 +198,15 @@ def _unskipped(error: EvalsuiteError, task: _LoadTask) -> EvalsuiteError:
 
 
 def _read(task: _LoadTask) -> _Loaded:
-    groups = all_documents(task.benchmark, data_dir=task.data_dir)
-    available, published = sum(map(len, groups)), task.benchmark.expected_documents
-    partial = (available, published) if published is not None and available < published else None
-    sampler = task.entry.sampler or "seeded"
-    found = limit_documents(groups, task.entry.limit, task.resolved.suite.seed, sampler)
+    published, sampler = task.benchmark.expected_documents, task.entry.sampler or "seeded"
+    found: list[Document] = []
+    partial = None
+    for context in task.entry.contexts or (None,):
+        groups = all_documents(task.benchmark, data_dir=task.data_dir, context=context)
+        available = sum(map(len, groups))
+        if published is not None and available < published:
+            partial = available, published
+        found += limit_documents(groups, task.entry.limit, task.resolved.suite.seed, sampler)
     return with_prefixes(task.benchmark, found, task.data_dir), partial
 
 

@@ -287,8 +287,9 @@ def _grown(before: Entry, after: Entry, benchmark: Benchmark) -> Entry:
             limits[protocol] = None if limit is None or known is None else max(limit, known)
     given = [limit for limit in limits.values() if limit is not None]
     most = max(given) if len(given) == len(limits) else None
-    # A sample of generated documents, or of several subjects, is no part of a larger one under one protocol.
-    divided = benchmark.generated is not None or len(benchmark.subject_sources) > 1
+    # A sample of generated documents, or of several subjects or lengths, is no part of a larger one under one
+    # protocol.
+    divided = benchmark.generated is not None or benchmark.contexts or len(benchmark.subject_sources) > 1
     fewer = {name: limit for name, limit in limits.items() if limit not in (None, most) and not divided}
     return before.model_copy(
         update={

@@ -15,8 +15,9 @@ MAX_CUTS = 4
 
 _OF_CODE = ("humaneval", "mbpp")
 """EvalScope benchmarks whose responses are code."""
-_OF_FORM = ("ifeval", "ifbench")
-"""EvalScope benchmarks that score the form of a text, which any part of it may meet."""
+_OF_FORM = ("ifeval", "ifbench", "openai_mrcr", "live_code_bench")
+"""EvalScope benchmarks that score a text's form, its likeness to another or its last block of code: a part of
+it may score more."""
 _END_OF_TEXT = r"<\|endoftext\|>|<\|im_end\|>|<\|eot_id\|>|</s>"
 _NEXT_TEXT = re.compile(
     # A labelled question, the turn of a user, a list of choices, an instruction, the reasoning of an example.

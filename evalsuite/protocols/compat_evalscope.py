@@ -3,11 +3,13 @@
 Each function checks the installed version first, because a patch may silently stop to apply in another one.
 """
 
+import pickle
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from importlib import metadata
+from io import BytesIO
 from typing import Any
 
 from evalsuite.foundation import MissingDependencyError
@@ -43,15 +45,50 @@ def replace_data_loading(
     adapter.load_fewshot_subset = lambda subset, data_loader: load_fewshot_subset(subset)
 
 
+def count_words_for_tokens(adapter: Any) -> None:
+    """Let an adapter that counts tokens with tiktoken, which downloads its vocabulary, count words instead.
+
+    MRCR's adapter does. Of its counts, EvalScope makes bins for its own report alone.
+    """
+    check_version()
+    if hasattr(adapter, "enc_name"):
+        from evalscope.api.benchmark import DefaultDataAdapter
+
+        adapter.tik_enc = _Words()
+        adapter.load = lambda: DefaultDataAdapter.load(adapter)
+
+
+class _Words:
+    """Stands in for an encoding of tiktoken."""
+
+    def encode(self, text: str) -> list[str]:
+        return text.split()
+
+
 def replace_sandbox(adapter: Any, execute: Callable[[str], dict[str, Any]]) -> None:
     """Let an adapter execute code through `execute` instead of its own sandbox, which needs Docker.
 
     Without a sandbox EvalScope executes code in its own process, without limits.
     """
     check_version()
+    from evalscope.benchmarks.live_code_bench import load_utils
+
+    # LiveCodeBench's rows hold pickles, which could execute anything while they are read.
+    load_utils.pickle = _TextPickle
     kind = type(adapter)
     adapter.__class__ = type(kind.__name__, (kind,), {"use_sandbox": True})
     adapter.execute_code_in_sandbox = lambda code, **_: execute(code)
+
+
+class _TextPickle(pickle.Unpickler):
+    """Stands in for the module `pickle`, and reads values of built-in types only."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise ValueError(f"a pickle of {module}.{name}, where only text may be")
+
+    @classmethod
+    def loads(cls, data: bytes) -> Any:
+        return cls(BytesIO(data)).load()
 
 
 @contextmanager

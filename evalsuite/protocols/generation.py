@@ -99,7 +99,12 @@ class GenerationBenchmark:
         except (ValueError, ConfigError) as error:
             raise ConfigError(f"{self._benchmark.name}: {error}") from error
         if name in sandbox.IN_SANDBOX:
-            compat_evalscope.replace_sandbox(adapter, _run_sandboxed)
+            run = _run_for_output if name in sandbox.BY_OUTPUT else _run_with_tests
+            compat_evalscope.replace_sandbox(adapter, run)
+        if not any(document.subject for document in self._documents):
+            # EvalScope would divide them by a column, and drop those of other values than it knows.
+            adapter.reformat_subset = False
+        compat_evalscope.count_words_for_tokens(adapter)
         numbered = list(enumerate(self._documents))
         compat_evalscope.replace_data_loading(
             adapter,
@@ -377,9 +382,17 @@ def _detail(response: GenerateResponse, extracted: str, target: Any) -> dict[str
     }
 
 
-def _run_sandboxed(code: str) -> dict[str, Any]:
+def _run_with_tests(code: str) -> dict[str, Any]:
+    """Run a program that contains its tests, and has to reach its end."""
     result = sandbox.run_limited(code)
     return {"status": "success" if result.passed else "error", "error": result.message}
+
+
+def _run_for_output(code: str) -> dict[str, Any]:
+    """Run a program that is scored by what it prints, and may exit anywhere."""
+    result = sandbox.run_limited(code, seconds=sandbox.OUTPUT_SECONDS)
+    status = "success" if result.exited else "error"
+    return {"status": status, "error": result.message, "output": result.output}
 
 
 class RowConverter:

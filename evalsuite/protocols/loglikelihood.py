@@ -17,6 +17,7 @@ from evalsuite.foundation.taxonomy import PERPLEXITIES
 from evalsuite.models.inference.requests import ScoreResponse
 from evalsuite.protocols import compat_lm_eval
 from evalsuite.protocols.isolation import quiet_harness
+from evalsuite.protocols.prompt_text import truncate_middle
 from evalsuite.protocols.request_set import RequestSet, Score, chance_of
 from evalsuite.protocols.tokenization import Encoder, group_by_context
 from evalsuite.tasks.benchmark import Benchmark, LogLikelihood
@@ -130,10 +131,16 @@ class LogLikelihoodBenchmark:
 
         Args:
             encoder: of the tokenizer.
-            max_length: positions of the models; only whole-text documents are split by it.
+            max_length: positions of the models; whole-text documents are split by it, and contexts cut where
+                the benchmark says so.
+
+        Raises:
+            ConfigError: a context cannot be cut to this length.
         """
         with compat_lm_eval.cached_template_parsing():
             texts = [self.pairs(number) for number in range(len(self._documents))]
+        if self._spec.truncate is not None:
+            texts = [_truncated(pairs, encoder, max_length) for pairs in texts]
         encoded = iter(
             encoder.pairs(
                 [pair for each in texts for pair in each if not self._is_rolling(each)],
@@ -212,6 +219,17 @@ class LogLikelihoodBenchmark:
     def _chance(self, choices: Sequence[Any]) -> float | None:
         chance = self._spec.chance if self._spec.chance is not None else self._benchmark.chance
         return chance_of(choices) if chance == "per_document" else chance
+
+
+def _truncated(pairs: list[tuple[str, str]], encoder: Encoder, max_length: int) -> list[tuple[str, str]]:
+    """Cut the middle of contexts that leave no room for the longest choice."""
+    choices = encoder.encode_bare([continuation for _, continuation in pairs])
+    room = max_length - max(map(len, choices.values()))
+    cut = {
+        context: truncate_middle(context, room, encoder.encode, encoder.tokenizer, str)
+        for context in {context for context, _ in pairs}
+    }
+    return [(cut[context], continuation) for context, continuation in pairs]
 
 
 def task_file(benchmark: Benchmark, subject: str | None, *, trust_remote_code: bool = False) -> Path:

@@ -104,7 +104,7 @@ def truncate_middle(
             return ends
         remaining -= excess
     raise ConfigError(
-        f"the prompt cannot be truncated to {max_tokens} tokens, which is all the response leaves"
+        f"the prompt cannot be truncated to {max_tokens} tokens, which is all that is left for it"
     )
 
 

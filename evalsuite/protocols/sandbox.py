@@ -18,7 +18,9 @@ from evalsuite.foundation import nearest
 ALLOW = "EVALSUITE_RUN_CODE"
 """Environment variable that, set to 1, allows benchmarks to execute generated code."""
 
-IN_SANDBOX = frozenset({"humaneval", "mbpp"})
+BY_OUTPUT = frozenset({"live_code_bench"})
+"""Those of `IN_SANDBOX` that compare what a program prints; others put their tests into the program."""
+IN_SANDBOX = BY_OUTPUT | {"humaneval", "mbpp"}
 """EvalScope benchmarks that execute generated code, all of it through the sandbox."""
 
 _WITHOUT_EXECUTION = """
@@ -26,13 +28,15 @@ agieval aime24 aime25 aime26 amc anli arc arc_agi_2 arc_indic arxivmath banking7
 cmath cmmlu coin_flip commonsense_qa competition_math contract_nli drop eq_bench general_mcq general_qa
 gpqa_diamond gsm8k gsm8k_indic halueval hellaswag hellaswag_hi hmmt25 hmmt26 hmmt_nov25 ifbench ifeval
 imo_answerbench indic_boolq iquiz logi_qa longbench_v2 math_500 math_qa med_mcqa mgsm milu minerva_math mmlu
-mmlu_pro mmlu_redux mmmlu musr piqa poly_math process_bench pubmedqa qasc race safety_bench sciq siqa
-super_gpqa trivia_qa triviaqa_indic truthful_qa winogrande zebralogicbench
+mmlu_pro mmlu_redux mmmlu musr openai_mrcr piqa poly_math process_bench pubmedqa qasc race safety_bench sciq
+siqa super_gpqa trivia_qa triviaqa_indic truthful_qa winogrande zebralogicbench
 """
 WITHOUT_EXECUTION = frozenset(_WITHOUT_EXECUTION.split())
 """EvalScope benchmarks whose source executes nothing, as a scan in `tests/protocols` confirms."""
 
 SECONDS = 5.0
+OUTPUT_SECONDS = 6.0
+"""LiveCodeBench's limit of one test."""
 MEMORY = 1 << 30
 FILE = 1 << 20
 FINISHED = 86
@@ -42,10 +46,16 @@ _CHILD = Path(__file__).with_name("sandbox_child.py")
 
 @dataclass(frozen=True, slots=True)
 class ExecutionResult:
-    """Whether a program finished without an error, and otherwise the last line of its stderr."""
+    """How a program ended."""
 
     passed: bool
+    """It ran to its last statement without an error."""
     message: str
+    """The last line of its stderr, if it did not pass."""
+    output: str = ""
+    """What it printed."""
+    exited: bool = False
+    """It ended without an error, at its last statement or before."""
 
 
 def execution_refusal(dataset: str) -> str | None:
@@ -69,12 +79,16 @@ def run_limited(
         program: source code.
         seconds: limit of wall time and processor time.
         memory: limit of address space in bytes.
-        file: limit of file size in bytes.
+        file: limit of file size in bytes, and of what it prints.
 
     Returns:
-        Whether it passed: it ran to its end without an error, within the limits.
+        How it ended within the limits; a program that breaks one has failed.
     """
-    with TemporaryDirectory(prefix="evalsuite-code-") as folder, TemporaryFile() as errors:
+    with (
+        TemporaryDirectory(prefix="evalsuite-code-") as folder,
+        TemporaryFile() as errors,
+        TemporaryFile() as printed,
+    ):
         arguments = [str(int(value)) for value in (seconds + 1, memory, file, FINISHED)]
         try:
             done = subprocess.run(
@@ -82,7 +96,7 @@ def run_limited(
                 input=program.encode(),
                 cwd=folder,
                 env={"PATH": os.defpath, "HOME": folder, "TMPDIR": folder, "PYTHONHASHSEED": "0"},
-                stdout=subprocess.DEVNULL,
+                stdout=printed,
                 stderr=errors,
                 timeout=seconds,
                 check=False,
@@ -92,6 +106,9 @@ def run_limited(
             return ExecutionResult(False, f"took longer than {seconds:g} s")
         errors.seek(0)
         lines = errors.read().decode(errors="replace").strip().splitlines()
+        printed.seek(0)
+        output = printed.read().decode(errors="replace")
     if done.returncode == FINISHED:
-        return ExecutionResult(True, "")
-    return ExecutionResult(False, (lines[-1] if lines else f"exit code {done.returncode}")[:300])
+        return ExecutionResult(True, "", output, exited=True)
+    message = (lines[-1] if lines else f"exit code {done.returncode}")[:300]
+    return ExecutionResult(False, message, output, exited=done.returncode == 0)

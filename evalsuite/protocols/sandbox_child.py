@@ -3,6 +3,7 @@
 It is started by path in Python's isolated mode, and imports nothing of evalsuite.
 """
 
+import builtins
 import ctypes
 import os
 import resource
@@ -40,7 +41,10 @@ def main() -> None:
     ):
         resource.setrlimit(kind, (limit, limit))
     sys.addaudithook(_guard(os.path.realpath(os.getcwd())))
+    # Isolated from the site, Python lacks what programs end with.
+    builtins.exit = builtins.quit = sys.exit  # type: ignore[assignment]
     exec(compile(program, "<answer>", "exec"), {"__name__": "__main__"})
+    sys.__stdout__.flush()  # type: ignore[union-attr]  # it is a file
     os._exit(finished)
 
 

@@ -5,9 +5,10 @@ every later run refer to the same questions.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from operator import ge, lt
 from pathlib import Path
 from typing import Any
 
@@ -100,9 +101,10 @@ def documents(
             )
         found = _completed(benchmark, found, with_ids(((row, None) for row in examples), context))
         return with_prefixes(benchmark, found, data_dir)
-    if context is not None:
-        raise ConfigError(f"{benchmark.name}: has no context lengths (found {context})")
-    found = limit_documents(all_documents(benchmark, data_dir=data_dir), limit, seed)
+    if context is not None and (not benchmark.contexts or benchmark.unknown_contexts([context])):
+        known = ", ".join(map(str, benchmark.contexts)) or "no context lengths"
+        raise ConfigError(f"{benchmark.name}: has {known} (found {context})")
+    found = limit_documents(all_documents(benchmark, data_dir=data_dir, context=context), limit, seed)
     return with_prefixes(benchmark, found, data_dir)
 
 
@@ -114,18 +116,28 @@ def with_prefixes(benchmark: Benchmark, found: list[Document], data_dir: Path | 
     return [replace(document, prefix=text) for document, text in zip(found, texts, strict=True)]
 
 
-def all_documents(benchmark: Benchmark, *, data_dir: Path | str | None = None) -> list[list[Document]]:
+def all_documents(
+    benchmark: Benchmark, *, data_dir: Path | str | None = None, context: int | None = None
+) -> list[list[Document]]:
     """Return every document that the sources have, one list per source of the benchmark, without prefixes.
+
+    Args:
+        benchmark: the benchmark.
+        data_dir: as `documents`.
+        context: prompt length; None is all those of the benchmark, one after the other.
 
     Raises:
         DataError: missing, damaged or empty data.
     """
     data = open_source(data_dir)
     found = []
-    for subject, source in benchmark.subject_sources:
-        found.append(with_clusters(with_ids(_read(source, source.split, data, subject)), source))
-        if not found[-1]:
-            raise DataError(f"{benchmark.name}: {source.address} has no documents")
+    for length in _lengths(benchmark, context):
+        for subject, source in benchmark.subject_sources:
+            rows = _read(source, source.split, data, subject, length)
+            found.append(with_clusters(with_ids(rows, length), source))
+            if not found[-1]:
+                at = f" of {length} tokens" if length is not None else ""
+                raise DataError(f"{benchmark.name}: {source.address} has no documents{at}")
     how = benchmark.completion
     if how is None:
         return found
@@ -136,13 +148,27 @@ def all_documents(benchmark: Benchmark, *, data_dir: Path | str | None = None) -
 
 
 def count_documents(benchmark: Benchmark, *, data_dir: Path | str | None = None) -> int:
-    """Return the number of documents in the sources. Raises DataError as `all_documents` does."""
+    """Return the number of documents in the sources, of the prompt length that has fewest.
+
+    Raises DataError as `all_documents` does.
+    """
     if benchmark.completion is not None:
-        return sum(map(len, all_documents(benchmark, data_dir=data_dir)))
+        return min(
+            sum(map(len, all_documents(benchmark, data_dir=data_dir, context=context)))
+            for context in _lengths(benchmark, None)
+        )
     data = open_source(data_dir)
-    return sum(
-        len(_read(source, source.split, data, subject)) for subject, source in benchmark.subject_sources
+    return min(
+        sum(
+            len(_read(source, source.split, data, subject, context))
+            for subject, source in benchmark.subject_sources
+        )
+        for context in _lengths(benchmark, None)
     )
+
+
+def _lengths(benchmark: Benchmark, context: int | None) -> tuple[int | None, ...]:
+    return (context,) if context is not None else benchmark.contexts or (None,)
 
 
 def limit_documents(
@@ -292,10 +318,15 @@ def _input_rows(benchmark: Benchmark, data_dir: Path | str | None) -> list[list[
 
 
 def _read(
-    source: Source, split: str, data: DataSource, subject: str | None = None
+    source: Source,
+    split: str,
+    data: DataSource,
+    subject: str | None = None,
+    context: int | None = None,
 ) -> list[tuple[Row, str | None]]:
-    """Read one split as (row, subject) pairs, filtered and transformed."""
+    """Read one split, or its rows of one prompt length, as (row, subject) pairs, filtered and transformed."""
     found: list[tuple[Row, str | None]]
+    source = source.at(context)
     if source.file:
         found = [(row, subject or _subject(row, source)) for row in _read_file(source)]
     elif source.configs:
@@ -307,16 +338,32 @@ def _read(
     else:
         rows = data.rows(source.dataset, source.config, split)
         found = [(row, subject if subject is not None else _subject(row, source)) for row in rows]
-    for column, value in source.filters.items():
+    for column, passes in _conditions(source, context):
         if found and column not in found[0][0]:
             raise DataError(f"{source.name}: has no column '{column}'{nearest(column, found[0][0])}")
-        found = [(row, name) for row, name in found if _normalize(row[column]) == _normalize(value)]
+        found = [(row, name) for row, name in found if passes(row[column])]
     if source.transform is None:
         return found
     transform = TRANSFORMS.get_or_raise(source.transform, source.name)
     where = f"{source.name}: transform {source.transform}"
     rows = transform([row for row, _ in found], data, source.transform_args, where)
     return [(row, subject) for row in rows]
+
+
+def _conditions(source: Source, context: int | None) -> Iterator[tuple[str, Callable[[Any], bool]]]:
+    """Yield what a source requires of single columns."""
+    for column, wanted in source.filters.items():
+        yield column, partial(_is_named, wanted)
+    if context is not None:
+        part = source.contexts[context]
+        for column, bound in part.above.items():
+            yield column, partial(lt, bound)
+        for column, bound in part.at_most.items():
+            yield column, partial(ge, bound)
+
+
+def _is_named(wanted: str, value: Any) -> bool:
+    return _normalize(value) == _normalize(wanted)
 
 
 def _read_file(source: Source) -> list[Row]:

@@ -1,7 +1,7 @@
 """Freezes the data of a suite as parquet files with checksums, for offline use."""
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -96,7 +96,7 @@ def freeze(
                 count = sum(1 for _ in records(source_file.path))
             result.files.append(FrozenFile(source_file.path, count, benchmark.license))
         fewshot = any(entry.num_fewshot[protocol] for protocol in entry.protocols)
-        for split in _splits(benchmark, fewshot=fewshot):
+        for split in _splits(benchmark, entry.contexts, fewshot=fewshot):
             splits.setdefault(split.path, split)
         assets |= dict.fromkeys(benchmark.assets)
     data = open_source(source)
@@ -195,7 +195,7 @@ def _write(
     write_json(folder / "manifest.json", manifest)
 
 
-def _splits(benchmark: Benchmark, *, fewshot: bool) -> Iterator[_Split]:
+def _splits(benchmark: Benchmark, contexts: Sequence[int], *, fewshot: bool) -> Iterator[_Split]:
     further = list(benchmark.generated.inputs) if benchmark.generated is not None else []
     if benchmark.prefix is not None:
         further.append(benchmark.prefix)
@@ -205,7 +205,7 @@ def _splits(benchmark: Benchmark, *, fewshot: bool) -> Iterator[_Split]:
             continue
         names = [source.split, *([source.fewshot_split] if fewshot and source.fewshot_split else [])]
         for split in names:
-            for config in _configs(source):
+            for config in _configs(source, contexts):
                 column = source.subject_column if source.merge_configs else None
                 yield _Split(source.dataset, config, split, benchmark.license, column)
         if source.transform is not None:
@@ -214,7 +214,9 @@ def _splits(benchmark: Benchmark, *, fewshot: bool) -> Iterator[_Split]:
         yield _Split(each.dataset, each.config, each.split, benchmark.license)
 
 
-def _configs(source: Source) -> tuple[str | None, ...]:
+def _configs(source: Source, contexts: Sequence[int]) -> tuple[str | None, ...]:
+    if source.contexts:
+        return tuple(dict.fromkeys(source.at(context).config for context in contexts))
     return source.configs or (source.config,)
 
 

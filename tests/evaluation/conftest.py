@@ -67,6 +67,7 @@ class Crew:
         self.tokenizer = tokenizer
         self.engines: list[FakeEngine] = []
         self.training: dict[str, Path] = {}
+        self.positions = 2048
         self.weights: dict[str, str] = {}
         """Path → weights_id, where it is not ``weights-PATH``."""
 
@@ -82,7 +83,7 @@ class Crew:
                 weights_id=self.weights_id(path),
                 tokenizer=tokenizer_id(self.tokenizer),
                 text_tokenizer=self.tokenizer,
-                positions=2048,
+                positions=self.positions,
                 parameters=1000,
                 lineage={},
                 training=self.training.get(path),

@@ -20,7 +20,7 @@ MODULES = {
     "sqlite3",
     "subprocess",
 }
-LIBRARIES = {"emoji", "evalscope", "langdetect", "nltk", "numpy", "pydantic", "scipy", "syllapy"}
+LIBRARIES = {"emoji", "evalscope", "langdetect", "nltk", "numpy", "pydantic", "scipy", "syllapy", "tiktoken"}
 """Third-party packages without a function that executes text."""
 
 

@@ -93,7 +93,7 @@ def test_code_runs_in_the_sandbox_without_the_environment(
 
 
 @pytest.mark.parametrize("consent", ["", "1"])
-@pytest.mark.parametrize("dataset", ["live_code_bench", "bigcodebench", "humaneval_plus", "multiple_mbpp"])
+@pytest.mark.parametrize("dataset", ["scicode", "bigcodebench", "humaneval_plus", "multiple_mbpp"])
 def test_execution_outside_the_sandbox_is_refused(
     dataset: str, consent: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -113,7 +113,7 @@ def test_every_built_in_benchmark_is_classified(monkeypatch: pytest.MonkeyPatch)
         for benchmark in all_benchmarks()
         if benchmark.generation is not None and execution_refusal(benchmark.generation.dataset)
     }
-    assert refused == {"humaneval"}
+    assert refused == {"humaneval", "livecodebench"}
 
 
 def test_benchmarks_without_execution_call_nothing_that_executes() -> None:
@@ -140,6 +140,13 @@ def test_a_program_that_stops_before_its_tests_does_not_pass() -> None:
     for early in ("import sys; sys.exit(0)", "raise SystemExit", "import os; os._exit(0)", "exit()"):
         assert not run_limited(f"{early}\nassert False").passed, early
     assert run_limited("x = 1").passed
+
+
+def test_a_program_that_is_scored_by_its_output_may_exit() -> None:
+    for program, exited in (("print(1)", True), ("print(1)\nexit()", True), ("print(1)\nexit(1)", False)):
+        done = run_limited(program)
+        assert (done.output, done.exited) == ("1\n", exited), program
+    assert not run_limited("print('x' * 3_000_000)").exited
 
 
 def test_the_sandbox_reads_no_file_outside_its_folder() -> None:

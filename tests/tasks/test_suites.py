@@ -87,7 +87,7 @@ def test_every_real_benchmark_is_in_a_suite() -> None:
 
     found = {
         name
-        for suite in ("all", "generator", "base", "padded", "needles", "needles-heldout")
+        for suite in ("all", "generator", "base", "padded", "needles", "needles-heldout", "long", "reasoning")
         for name, _ in cells(suite)
     }
     missing = set(known_benchmarks()) - found
