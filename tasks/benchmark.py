@@ -206,6 +206,13 @@ class SamplingSpec(Strict):
     """Number of most likely tokens to sample from; 0: all."""
     stop: tuple[str, ...] = ()
     """Strings that end a response; the text is cut before the first of them."""
+    thinking_budget: int | None = Field(default=None, ge=1)
+    """Tokens after which a thought that is still open is closed by force; `max_new_tokens` is the answer's.
+    None: no budget, and thought and answer have `max_new_tokens` together."""
+
+    @model_serializer(mode="wrap")
+    def _without_defaults_of_later_keys(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return without_none(serialize(self), "thinking_budget")
 
 
 class Completion(Strict):

@@ -11,7 +11,7 @@ from typing import Any
 from evalsuite.foundation import ConfigError
 from evalsuite.foundation.taxonomy import PROTOCOLS, Protocol
 
-OPTIONS = f"Nshot, {' or '.join(PROTOCOLS)}, or limit=N"
+OPTIONS = f"Nshot, {' or '.join(PROTOCOLS)}, limit=N, or thinking_budget=N"
 YAML_FILES = (".yaml", ".yml")
 QUESTION_FILES = (".jsonl", ".jsonl.gz", ".csv", ".tsv", ".parquet")
 """Files of one's own questions; see `evalsuite.tasks.questions`."""
@@ -29,6 +29,8 @@ class Requested:
     protocol: Protocol | None = None
     limit: int | None = None
     """Documents of each benchmark."""
+    thinking_budget: int | None = None
+    """Tokens after which a thought is closed by force."""
     columns: tuple[tuple[str, str], ...] = ()
     """What a column of a file of questions holds → its name."""
 
@@ -95,6 +97,8 @@ def parse_item(item: str) -> Requested:
             change = {"num_fewshot": int(match[1])}
         elif match := re.fullmatch(r"limit=([1-9]\d*)", option):
             change = {"limit": int(match[1])}
+        elif match := re.fullmatch(r"thinking_budget=([1-9]\d*)", option):
+            change = {"thinking_budget": int(match[1])}
         elif requested.is_questions and (match := _COLUMN.fullmatch(option)):
             change = {"columns": (*requested.columns, (match[1], match[2]))}
         else:

@@ -5,7 +5,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PrivateAttr, field_validator, model_validator
+from pydantic import (
+    Field,
+    PrivateAttr,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from evalsuite.foundation import ConfigError, nearest
 from evalsuite.foundation.strict import Distinct, Positive, Seed, Strict, load
@@ -19,6 +26,7 @@ from evalsuite.tasks.benchmark import (
     SamplingSpec,
     known_benchmarks,
     load_benchmark,
+    without_none,
 )
 from evalsuite.tasks.requested import (
     QUESTION_FILES,
@@ -43,6 +51,12 @@ class SamplingOverride(Strict):
     temperature: float | None = Field(default=None, ge=0)
     top_p: float | None = Field(default=None, gt=0, le=1)
     top_k: int | None = Field(default=None, ge=0)
+    thinking_budget: int | None = Field(default=None, ge=1)
+    """Tokens after which an open thought is closed by force."""
+
+    @model_serializer(mode="wrap")
+    def _without_defaults_of_later_keys(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return without_none(serialize(self), "thinking_budget")
 
 
 class Entry(Strict):
@@ -236,6 +250,13 @@ def _requested_entry(entry: Entry, requested: Requested) -> Entry:
         update[key] = {name: value for name, value in getattr(entry, key).items() if name in protocols}
     if requested.limit is not None:
         update |= {"limit": requested.limit, "limits": {}}
+    if requested.thinking_budget is not None and "generation" not in protocols:
+        if requested.benchmark == entry.benchmark:
+            option = f"thinking_budget={requested.thinking_budget}"
+            raise ConfigError(f"'{requested.name}:{option}': it generates nothing; remove this option")
+    elif requested.thinking_budget is not None:
+        given = entry.sampling.model_dump() if entry.sampling is not None else {}
+        update["sampling"] = SamplingOverride(**given | {"thinking_budget": requested.thinking_budget})
     if requested.num_fewshot is not None:
         update["num_fewshot"] = dict.fromkeys(protocols, requested.num_fewshot)
     return entry.model_copy(update=update)

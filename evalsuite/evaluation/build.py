@@ -355,7 +355,13 @@ def build_cell(
     )
     if isinstance(harness, LogLikelihoodBenchmark):
         return harness.request_sets(encoder, max_length)
-    return harness.request_sets(encoder, chat_template=resolved.chat_template, max_length=max_length)
+    sampling = cell.sampling_params
+    return harness.request_sets(
+        encoder,
+        chat_template=resolved.chat_template,
+        max_length=max_length,
+        closes_thoughts=sampling is not None and sampling.thinking_budget is not None,
+    )
 
 
 def fewshot_examples(benchmark: Benchmark, num_fewshot: int, data_dir: Data) -> list[Document]:

@@ -114,7 +114,7 @@ def estimate_run(config: RunConfig) -> Estimate:
             trust_remote_code=trusted,
         )
         requests = [request for request_set in request_sets for request in cell.requests(request_set)]
-        generated = sum(r.sampling.max_new_tokens for r in requests if isinstance(r, GenerateRequest))
+        generated = sum(r.max_tokens for r in requests if isinstance(r, GenerateRequest))
         prompt = sum(len(r.prompt) if isinstance(r, GenerateRequest) else token_cost(r) for r in requests)
         result.unread_requests += sum(
             len(cell.requests(request_set))
@@ -143,7 +143,7 @@ def _time(
     scores = [request for request in requests if isinstance(request, ScoreRequest)]
     prompts = [request for request in requests if isinstance(request, GenerateRequest)]
     prompt_tokens = sum(len(request.prompt) for request in prompts)
-    decode = sum(request.sampling.max_new_tokens for request in prompts)
+    decode = sum(request.max_tokens for request in prompts)
     prefill_seconds = decode_seconds = 0.0
     for checkpoint in checkpoints:
         min_saved = min_tokens_saved(device, checkpoint.parameters or 1)

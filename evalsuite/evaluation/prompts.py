@@ -192,4 +192,5 @@ def _generation_prompt(
     how = benchmark.generation
     sampling = how.with_stop(how.sampling, chat_template=has_template)
     stop = ", ".join(repr(each) for each in sampling.stop) or "the end token"
-    return f"{text}\n  ▸ up to {sampling.max_new_tokens} tokens, until {stop}"
+    thought = f" after a thought of {sampling.thinking_budget}" if sampling.thinking_budget else ""
+    return f"{text}\n  ▸ up to {sampling.max_new_tokens} tokens{thought}, until {stop}"

@@ -37,6 +37,7 @@ from evalsuite.models.inference.response_cache import Key
 from evalsuite.protocols.compat_evalscope import cached_formula_parsing
 from evalsuite.protocols.loglikelihood import LogLikelihoodBenchmark
 from evalsuite.protocols.request_set import RequestSet, Score
+from evalsuite.protocols.thinking import ThinkingRequest
 from evalsuite.reports.records.reading import sound_info
 from evalsuite.reports.records.schema import SCHEMA, ScoreRow
 from evalsuite.reports.records.score_files import (
@@ -133,7 +134,9 @@ def score(
 
 def _weight(cell: Cell) -> int:
     sampling = cell.sampling_params
-    return 1 if sampling is None else 1 + sampling.max_new_tokens // TOKENS_PER_UNIT
+    if sampling is None:
+        return 1
+    return 1 + (sampling.max_new_tokens + (sampling.thinking_budget or 0)) // TOKENS_PER_UNIT
 
 
 Versions = Mapping[tuple[str, str], ScorerVersion]
@@ -340,6 +343,7 @@ class _Sample:
         self.cluster = cluster
         self.number = number
         self.request_set = request_set
+        self.request = None if sampling is None else request_set.generate_request(sampling, seed)
         self.responses: list[Any] = []
         self.identity: Mapping[str, Any] = {
             "weights_id": checkpoint.weights_id,
@@ -366,7 +370,13 @@ class _Sample:
             out_of_distribution=self.limit.is_beyond(self.request_set.tokens_read(self.responses)),
             choices=found.choices,
             detail=found.detail,
+            closed_by_force=self._is_forced(),
         )
+
+    def _is_forced(self) -> bool:
+        """Whether the thought of the response was closed by force."""
+        request = self.request
+        return isinstance(request, ThinkingRequest) and request.is_forced(self.responses[0])
 
     def score(self, harness: Harness) -> Score:
         """Score the responses."""

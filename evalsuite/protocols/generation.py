@@ -18,8 +18,9 @@ from evalsuite.protocols import compat_evalscope, sandbox
 from evalsuite.protocols.isolation import CpuTimeExceededError, cpu_time_limit, quiet_harness, seeded_random
 from evalsuite.protocols.outcomes import classify_outcome
 from evalsuite.protocols.prompt_text import Message, chat_text, prompt_text, truncate_middle
-from evalsuite.protocols.reasoning import UNCLOSED, answer_of, opens_reasoning
+from evalsuite.protocols.reasoning import CLOSE, UNCLOSED, answer_of, opens_reasoning
 from evalsuite.protocols.request_set import RequestSet, Score, chance_of
+from evalsuite.protocols.thinking import FORCED_CLOSE
 from evalsuite.protocols.tokenization import Encoder
 from evalsuite.tasks.benchmark import Benchmark, Generation
 from evalsuite.tasks.sources.documents import Document
@@ -218,12 +219,18 @@ class GenerationBenchmark:
         text = self._documents[number].prefix + messages[-1][1]
         if self._spec.truncate is not None and encoder is not None and max_length is not None:
             # The benchmark's own limit, not a suite's: the prompt is then the same in every suite.
-            room = max_length - self._spec.sampling.max_new_tokens
+            how = self._spec.sampling
+            room = max_length - how.max_new_tokens - (how.thinking_budget or 0)
             text = truncate_middle(text, room, encoder.encode, tokenizer, wrap)
         return wrap(text)
 
     def request_sets(
-        self, encoder: Encoder, *, chat_template: bool, max_length: int | None = None
+        self,
+        encoder: Encoder,
+        *,
+        chat_template: bool,
+        max_length: int | None = None,
+        closes_thoughts: bool = False,
     ) -> list[RequestSet]:
         """Build the requests of every document for one tokenizer.
 
@@ -231,9 +238,10 @@ class GenerationBenchmark:
             encoder: of the tokenizer.
             chat_template: apply the tokenizer's chat template to chat prompts; see `prompt_text`.
             max_length: positions of the models, for benchmarks that truncate longer prompts.
+            closes_thoughts: whether there is a thinking budget.
 
         Raises:
-            DataError: the tokenizer cannot encode the answer of a generated document.
+            DataError: the tokenizer cannot encode the answer of a generated document, or `CLOSE`.
         """
         chat = chat_template and self._spec.prompt == "chat"
         self._check_answers(encoder)
@@ -243,6 +251,7 @@ class GenerationBenchmark:
                 for number in range(len(self._documents))
             ]
         encoded = encoder.encode(texts)
+        close = self._forced_close(encoder) if closes_thoughts else ()
         return [
             RequestSet(
                 doc_id=document.doc_id,
@@ -250,9 +259,17 @@ class GenerationBenchmark:
                 prompt_hash=content_hash(text),
                 prompt=encoded[text] or (encoder.prefix_token_id,),
                 in_reasoning=chat and opens_reasoning(text),
+                close=close,
             )
             for document, text in zip(self._documents, texts, strict=True)
         ]
+
+    def _forced_close(self, encoder: Encoder) -> tuple[int, ...]:
+        """Return the tokens that close a thought."""
+        tokens = encoder.encode_bare([FORCED_CLOSE])[FORCED_CLOSE]
+        if CLOSE not in str(encoder.tokenizer.decode(tokens)):
+            raise DataError(f"{self._benchmark.name}: 'thinking_budget': the tokenizer cannot encode {CLOSE}")
+        return tokens
 
     def _check_answers(self, encoder: Encoder) -> None:
         """Refuse a tokenizer that cannot encode the answer of a generated document."""

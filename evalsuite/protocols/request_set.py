@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from evalsuite.models.inference.requests import GenerateRequest, SamplingParams, ScoreRequest
+from evalsuite.protocols.thinking import ThinkingRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +26,14 @@ class RequestSet:
     prompt: tuple[int, ...] = ()
     in_reasoning: bool = False
     """Whether the prompt opens a block of reasoning, which the response continues."""
+    close: tuple[int, ...] = ()
+    """What closes a thought by force; empty without a thinking budget."""
 
     def generate_request(self, sampling: SamplingParams, seed: int) -> GenerateRequest:
         """Return the generation request for one seed."""
-        return GenerateRequest(self.prompt, sampling, seed)
+        if sampling.thinking_budget is None:
+            return GenerateRequest(self.prompt, sampling, seed)
+        return ThinkingRequest(self.prompt, sampling, seed, self.close, self.in_reasoning)
 
     def tokens_read(self, responses: Sequence[Any]) -> int:
         """Return the tokens of the longest text that a model read; the last one of a text is predicted only.
@@ -48,8 +53,9 @@ class RequestSet:
             "prompt_hash": self.prompt_hash,
         }
         if self.prompt:
-            # Omitted where False, so that equal requests are equal files.
-            return row | {"prompt": self.prompt} | ({"in_reasoning": True} if self.in_reasoning else {})
+            # Omitted where empty, so that equal requests are equal files.
+            row |= {"prompt": self.prompt} | ({"in_reasoning": True} if self.in_reasoning else {})
+            return row | ({"close": self.close} if self.close else {})
         requests = [
             {"context": each.context, "continuations": each.continuations} for each in self.score_requests
         ]
@@ -69,6 +75,7 @@ class RequestSet:
             choices=tuple((request, number) for request, number in row.get("choices", ())),
             prompt=_tokens(row.get("prompt", ())),
             in_reasoning=row.get("in_reasoning", False),
+            close=_tokens(row.get("close", ())),
         )
 
 

@@ -65,6 +65,9 @@ class SamplingParams:
         top_p: nucleus sampling: smallest set of most likely tokens whose probability reaches it; 1 disables.
         top_k: number of most likely tokens to sample from; 0 disables.
         stop: strings that end the generation; the text is cut before the first of them.
+        thinking_budget: tokens after which a thought that is open is closed by force, before the answer of at
+            most `max_new_tokens`; None: no budget. What runs such a request makes two of it, and no engine
+            sees a budget.
 
     Temperature, top-k and top-p apply in this order and with the definitions of transformers' logits
     processors. Raises ConfigError for values out of range.
@@ -75,6 +78,7 @@ class SamplingParams:
     top_p: float = 1.0
     top_k: int = 0
     stop: tuple[str, ...] = ()
+    thinking_budget: int | None = None
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
@@ -85,6 +89,8 @@ class SamplingParams:
             raise ConfigError(f"top_p = {self.top_p}: must be above 0 and at most 1")
         if self.top_k < 0:
             raise ConfigError(f"top_k = {self.top_k}: must be 0 (all tokens) or positive")
+        if self.thinking_budget is not None and self.thinking_budget < 1:
+            raise ConfigError(f"thinking_budget = {self.thinking_budget}: must be at least 1 (or left out)")
         if "" in self.stop:
             raise ConfigError("stop contains an empty string, which would end every generation at once")
 
@@ -97,7 +103,8 @@ class SamplingParams:
         """Return a short readable string, equal for parameters that give equal responses."""
         choice = "greedy" if self.greedy else f"t{self.temperature:g}-p{self.top_p:g}-k{self.top_k}"
         stop = f"-stop{content_hash(sorted(self.stop), 8)}" if self.stop else ""
-        return f"{choice}-n{self.max_new_tokens}{stop}"
+        budget = f"-think{self.thinking_budget}" if self.thinking_budget is not None else ""
+        return f"{choice}-n{self.max_new_tokens}{stop}{budget}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +119,15 @@ class GenerateRequest:
         """Return (verb, request hash, sampling, seed); the seed is 0 for greedy requests."""
         seed = 0 if self.sampling.greedy else self.seed
         return "generate", content_hash(self.prompt), self.sampling.key(), seed
+
+    @property
+    def max_tokens(self) -> int:
+        """Tokens of the longest response, whatever the model's positions."""
+        return self.sampling.max_new_tokens
+
+    def is_complete(self, response: "GenerateResponse", max_length: int) -> bool:
+        """Whether a model of `max_length` positions would not generate a longer response."""
+        return response.finish_reason != "length" or len(response.tokens) == self.token_limit(max_length)
 
     def token_limit(self, max_length: int) -> int:
         """Maximum number of new tokens: `max_new_tokens`, or what is left of the model's positions."""

@@ -29,6 +29,8 @@ FLUSH_SECONDS = 1.0
 FLUSH_RESPONSES = 256
 
 Key = tuple[str, str, str, int]
+Generate = Callable[[Sequence[GenerateRequest]], Iterator[tuple[int, GenerateResponse]]]
+"""As `Engine.generate`."""
 
 
 class ResponseCache:
@@ -155,7 +157,7 @@ def _is_valid(request: Request, response: Response, max_length: int) -> bool:
     if response.error and response.error.startswith(INVALID_PREFIX):
         return response.error == request.validation_error(max_length)
     if isinstance(request, GenerateRequest) and isinstance(response, GenerateResponse):
-        return response.finish_reason != "length" or len(response.tokens) == request.token_limit(max_length)
+        return request.is_complete(response, max_length)
     return True
 
 
@@ -164,6 +166,7 @@ def compute_missing(
     requests: Mapping[Key, Request],
     done: Collection[Key],
     store: Callable[[Sequence[tuple[Key, Response]]], None],
+    generate: Generate | None = None,
 ) -> Iterator[tuple[Key, Response]]:
     """Yield the responses to the requests that are not `done`, each after it has been stored.
 
@@ -173,6 +176,7 @@ def compute_missing(
         done: keys that need no response.
         store: keeps some responses; called once per second while they come, with each one of a
             `RemoteEngine`, and also when the engine is interrupted.
+        generate: generates responses; None is the engine itself.
     """
     seconds = 0.0 if isinstance(engine, RemoteEngine) and engine.stores_each else FLUSH_SECONDS
     scores = {key: request for key, request in requests.items() if isinstance(request, ScoreRequest)}
@@ -186,7 +190,8 @@ def compute_missing(
         responses = score_remaining(engine, list(scores.values()), completed)
         yield from _store(store, list(scores), responses, seconds)
     if prompts:
-        yield from _store(store, list(prompts), engine.generate(list(prompts.values())), seconds)
+        responses = (generate or engine.generate)(list(prompts.values()))
+        yield from _store(store, list(prompts), responses, seconds)
 
 
 def _store(

@@ -116,7 +116,8 @@ def _benchmark_row(
         score=_score_interval(cell, values, level),
         seed_deviation=sqrt(effect.between_seeds) if effect else None,
         outcomes=_outcomes(cell, checkpoint),
-        out_of_distribution=_beyond(cell, checkpoint),
+        out_of_distribution=_flagged(cell, checkpoint, "out_of_distribution"),
+        closed_by_force=_flagged(cell, checkpoint, "closed_by_force"),
     )
     teacher = tensor.checkpoints[checkpoint].teacher
     if teacher is None or teacher not in cell.present or pool_index is None or data is None:
@@ -185,7 +186,8 @@ def _perplexity_row(tensor: ResultTensor, cell: Cell, checkpoint: int) -> Benchm
         recovery=Estimate(None, why),
         chance_normalized_recovery=Estimate(None, why),
         outcomes=_outcomes(cell, checkpoint),
-        out_of_distribution=_beyond(cell, checkpoint),
+        out_of_distribution=_flagged(cell, checkpoint, "out_of_distribution"),
+        closed_by_force=_flagged(cell, checkpoint, "closed_by_force"),
     )
 
 
@@ -202,7 +204,7 @@ def _outcomes(cell: Cell, checkpoint: int) -> dict[str, int]:
     return {name: int(count) for name, count in zip(OUTCOMES, counts, strict=True)}
 
 
-def _beyond(cell: Cell, checkpoint: int) -> int:
-    """Documents beyond the checkpoint's stated positions."""
-    counts = cell.out_of_distribution
+def _flagged(cell: Cell, checkpoint: int, flag: str) -> int:
+    """Documents of a checkpoint that have a flag."""
+    counts = getattr(cell, flag)
     return int(counts[cell.present.index(checkpoint)]) if len(counts) else 0

@@ -46,6 +46,8 @@ class Cell:
     """Under generation, the extracted answer that each code stands for"""
     out_of_distribution: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     """[C] documents with a text longer than the positions that the checkpoint's config states"""
+    closed_by_force: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
+    """[C] documents with a response whose thought was closed by force"""
     excluded: int = 0
     """Documents that are left out because the response of any of the checkpoints is an error"""
 

@@ -27,7 +27,7 @@ from evalsuite.reports.records.coverage import (
 from evalsuite.reports.records.merging import CellKey, CheckpointEntry, MergedPlan, merge_plans
 from evalsuite.reports.records.reading import NO_CHOICE, NO_CONTEXT
 from evalsuite.reports.records.run_selection import RunSelection
-from evalsuite.reports.records.score_files import BEYOND
+from evalsuite.reports.records.score_files import FLAGS
 from evalsuite.reports.records.score_rows import BenchmarkProtocol, ReadLog, collect_score_rows
 from evalsuite.reports.statistics.paired import EQUAL
 
@@ -167,7 +167,7 @@ def _cells(
     outcomes = grid(frame["outcome"].map(codes_of), 0, np.int8)
     lines, score_files = grid(frame["row"], 0, np.int64), grid(frame["file"], 0, np.int32)
     units = grid(frame["units"], 1.0, float)
-    beyond = np.asarray(grid(frame[BEYOND], False, bool).any(axis=1))
+    flags = {name: np.asarray(grid(frame[name], False, bool).any(axis=1)) for name in FLAGS}
     answers = grid(frame["answer"], NO_CHOICE, np.int32)
     scored_answers = grid(frame["scored_answer"], NO_CHOICE, np.int32)
     chance = _chance(frame, codes, len(documents), source) if _has_chance(frame, source) else None
@@ -192,7 +192,7 @@ def _cells(
                 prompt_hashes=np.asarray(hashes, dtype=str)[prompts[pick][0, 0]],
                 clusters=None if clusters is None else np.unique(clusters[selected], return_inverse=True)[1],
                 answers=answers[pick],
-                out_of_distribution=beyond[np.ix_(np.asarray(rows), selected)].sum(axis=1),
+                **{name: of[np.ix_(np.asarray(rows), selected)].sum(axis=1) for name, of in flags.items()},
                 scored_answers=scored_answers[pick],
                 excluded=int(failed[rows].any(axis=0).sum()) if selection.excludes_errors else 0,
                 answer_names=log.answers.get(source.benchmark.name, ())

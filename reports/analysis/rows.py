@@ -40,6 +40,8 @@ class BenchmarkRow:
     """Responses per outcome, over documents and seeds."""
     out_of_distribution: int = 0
     """Documents with a text longer than the positions that the checkpoint's config states."""
+    closed_by_force: int = 0
+    """Documents with a response whose thought was closed by force, as it exceeded its budget."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -159,6 +159,7 @@ SCORES: Table[ScoreLine] = Table(
         Column("mcnemar_p", value=_of("row", lambda row: row.mcnemar)),
         _row("mde"),
         *(Column(name, value=_of("row", partial(_outcome, name))) for name in OUTCOMES),
+        _row("closed_by_force"),
         Column("informative", value=_of("informative", lambda row: int(row.is_informative))),
         Column("not_informative_why", value=_of("informative", lambda row: row.why or None), unit="text"),
         *(Column(name, kind="interval", value=_of("flips", partial(_flip, name))) for name in FLIPS),

@@ -13,7 +13,7 @@ from evalsuite.foundation import DataError, content_hash, nearest
 from evalsuite.foundation.taxonomy import OUTCOMES, PROTOCOL_TITLES, PROTOCOLS
 from evalsuite.reports.records.schema import KEY
 from evalsuite.reports.records.score_files import (
-    BEYOND,
+    FLAGS,
     SCALARS,
     ScoreFileInfo,
     ScorerVersion,
@@ -62,7 +62,7 @@ def read_score_files(
 
     Returns:
         A frame, file after file: the columns of `KEY` (`context` is -1 for None), `checkpoint`, `chance`
-        (NaN for None), `cluster` (missing for None), `outcome`, `out_of_distribution`, `file` (index into
+        (NaN for None), `cluster` (missing for None), `outcome`, those of `FLAGS`, `file` (index into
         `paths`), `row` (1-based), and one column `value.<metric>` per metric (NaN if a row of outcome `error`
         has none). Repetitive strings are categorical. With `choices`, one column `choice.<metric>` each: the
         index of the choice that it picks, −1 if none is known. With `extracted`, a column of that name, see
@@ -78,7 +78,7 @@ def read_score_files(
         file, info = open_score_file(path)
         if not file.metadata.num_rows:
             raise DataError(f"{path}: no score rows")
-        picks = [BEYOND, *(f"choice.{name}" for name in choices)]
+        picks = [*FLAGS, *(f"choice.{name}" for name in choices)]
         wanted = [name for name in file.schema_arrow.names if name.startswith("value.") or name in picks]
         tables.append(read_columns(file, path, [*_READ, *wanted, *(["detail"] if extracted else [])]))
         infos.append(info)
@@ -94,8 +94,9 @@ def read_score_files(
     frame = _to_frame(table, values)
     _check_names(rows, frame)
     _check_numbers(rows, frame, values, [f"value.{name}" for name in metrics])
-    beyond = BEYOND in table.column_names
-    frame[BEYOND] = table[BEYOND].fill_null(False).to_numpy() if beyond else False
+    for flag in FLAGS:
+        known = flag in table.column_names
+        frame[flag] = table[flag].fill_null(False).to_numpy() if known else False
     frame.insert(0, "row", rows.number + 1)
     frame.insert(0, "file", rows.file)
     for name in choices:

@@ -36,7 +36,8 @@ class ScoreRow:
     scored has the outcome `error`, the reason as `error`, and may have no values. `sampling` is "" under
     log-likelihood. `context` is the stated length of a needle prompt or None. `cluster` names the documents
     that are resampled together; None for independent documents. `out_of_distribution` marks a text that is
-    longer than the positions that the checkpoint's config states.
+    longer than the positions that the checkpoint's config states, `closed_by_force` a response whose thought
+    exceeded its budget.
     """
 
     weights_id: str
@@ -57,6 +58,7 @@ class ScoreRow:
     choices: Mapping[str, int] = field(default_factory=dict)
     detail: Mapping[str, Any] = field(default_factory=dict)
     out_of_distribution: bool = False
+    closed_by_force: bool = False
 
     def __post_init__(self) -> None:
         """Validate the row. Raises DataError naming the field and its value."""

@@ -39,8 +39,8 @@ SCALARS = {
     "cluster": pa.string(),
 }
 """Columns of one value a row; `value.<metric>`, `choice.<metric>` and `detail` (JSON) follow."""
-BEYOND = "out_of_distribution"
-"""Column of a file in which it is true for some row; others do not have it."""
+FLAGS = ("out_of_distribution", "closed_by_force")
+"""Columns of a file in which they are true for some row; others do not have them."""
 NESTED = {"values": ("value.", pa.float64()), "choices": ("choice.", pa.int32())}
 REPAIR = "repeat `evalsuite run … --score-only`"
 
@@ -141,8 +141,9 @@ def pack_rows(rows: Sequence[Mapping[str, Any]], info: ScoreFileInfo) -> bytes:
             numbers = (row[field].get(name) for row in rows)
             # NaN stays a number, which the reader refuses; only a metric that is absent is null.
             columns[prefix + name] = pa.array(numbers, kind, from_pandas=False)
-    if any(row.get(BEYOND) for row in rows):
-        columns[BEYOND] = pa.array([bool(row.get(BEYOND)) for row in rows], pa.bool_())
+    for flag in FLAGS:
+        if any(row.get(flag) for row in rows):
+            columns[flag] = pa.array([bool(row.get(flag)) for row in rows], pa.bool_())
     details = (json.dumps(row["detail"], ensure_ascii=False, allow_nan=False) for row in rows)
     columns["detail"] = pa.array(details, pa.string())
     return pack_table(pa.table(columns), info, compression_level=9)
@@ -197,8 +198,8 @@ def open_score_file(path: Path) -> tuple[pq.ParquetFile, ScoreFileInfo]:
 def _column_types(names: Sequence[str]) -> dict[str, pa.DataType]:
     """Return the type of every column that a file with these columns must have."""
     nested = {name: kind for prefix, kind in NESTED.values() for name in names if name.startswith(prefix)}
-    beyond = {BEYOND: pa.bool_()} if BEYOND in names else {}
-    return {**SCALARS, **nested, **beyond, "detail": pa.string()}
+    flags = {flag: pa.bool_() for flag in FLAGS if flag in names}
+    return {**SCALARS, **nested, **flags, "detail": pa.string()}
 
 
 def read_columns(file: pq.ParquetFile, path: Path, names: Sequence[str] | None = None) -> pa.Table:
@@ -244,7 +245,8 @@ def _nested(row: Mapping[str, Any], place: str) -> dict[str, Any]:
             for name, value in row.items()
             if name.startswith(prefix) and value is not None
         }
-    return found | {BEYOND: bool(row.get(BEYOND)), "detail": parse_detail(row["detail"], place)}
+    flags = {flag: bool(row.get(flag)) for flag in FLAGS}
+    return found | flags | {"detail": parse_detail(row["detail"], place)}
 
 
 def parse_detail(text: str | None, place: str) -> dict[str, Any]:

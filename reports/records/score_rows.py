@@ -16,7 +16,7 @@ from evalsuite.foundation.taxonomy import PROTOCOL_TITLES, names_answer
 from evalsuite.reports.records.merging import CheckpointEntry, MergedPlan
 from evalsuite.reports.records.reading import NO_CHOICE, NO_CONTEXT, read_score_files
 from evalsuite.reports.records.run_selection import RunSelection
-from evalsuite.reports.records.score_files import BEYOND, UNKNOWN_SCORER, ScorerVersion, score_paths
+from evalsuite.reports.records.score_files import FLAGS, UNKNOWN_SCORER, ScorerVersion, score_paths
 from evalsuite.reports.run import Benchmark, ProtocolSettings
 
 ROUNDING = 1e-3
@@ -80,7 +80,7 @@ def collect_score_rows(
 
     Returns:
         Columns checkpoint (index), seed, context, doc_id, cluster, prompt_hash, chance, outcome, value,
-        units, out_of_distribution, row, answer and scored_answer (codes, −1 for none), failed (whether the
+        units, `FLAGS`, row, answer and scored_answer (codes, −1 for none), failed (whether the
         response is an error; its value is 0, or NaN for a perplexity), file (index into `log.score_files`);
         one row per checkpoint, seed, context and document. None without score rows.
 
@@ -136,7 +136,7 @@ def _read(source: BenchmarkProtocol, run: Path, log: ReadLog) -> pd.DataFrame | 
             )
         for _, bad in frame[frame[f"value.{units}"] < 0].head(1).iterrows() if units else ():
             raise DataError(f"{_place(paths, bad)}: {bad[f'value.{units}']:g} {units}; expected 0 or more")
-    columns = ["seed", "context", "doc_id", "prompt_hash", "chance", "row", "cluster", BEYOND]
+    columns = ["seed", "context", "doc_id", "prompt_hash", "chance", "row", "cluster", *FLAGS]
     names = ["weights_id", "fingerprint", "sampling", "outcome"]
     selected = frame[columns + names].astype(dict.fromkeys(names, "str"))
     selected["value"] = value

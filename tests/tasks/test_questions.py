@@ -342,7 +342,7 @@ def test_a_damaged_or_large_parquet_is_refused(tmp_path: Path, monkeypatch: pyte
         ("none.jsonl", "none.jsonl: no such file"),
         (
             "q.jsonl:anwser=x",
-            "unknown option 'anwser=x'; give Nshot, loglikelihood or generation, or limit=N, or ",
+            "unknown option 'anwser=x'; give Nshot, loglikelihood or generation, limit=N, or ",
         ),
         ("q.jsonl:answer=solutoin", "has no column 'solutoin' (answer); did you mean 'solution'?"),
     ],

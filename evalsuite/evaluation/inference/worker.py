@@ -17,6 +17,7 @@ from evalsuite.models.inference.base import Engine, MemoryBoundEngine
 from evalsuite.models.inference.requests import Request, Response, ScoreRequest
 from evalsuite.models.inference.response_cache import Key, compute_missing, reusable
 from evalsuite.models.inference.shared_responses import SharedResponses
+from evalsuite.protocols.thinking import generate
 from evalsuite.reports.run import Checkpoint
 
 DECODE_COST = 4
@@ -27,7 +28,7 @@ def token_cost(request: Request) -> int:
     """Return the relative cost of a request, in prefilled tokens."""
     if isinstance(request, ScoreRequest):
         return len(request.context) + sum(map(len, request.continuations))
-    return len(request.prompt) + DECODE_COST * request.sampling.max_new_tokens
+    return len(request.prompt) + DECODE_COST * request.max_tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,7 +156,8 @@ class InferenceWorker:
                 done |= found
                 # Other runs' responses belong to no batch that was interrupted.
                 own = {key: request for key, request in requests.items() if key not in found}
-                for key, response in compute_missing(engine, own, frozenset(done), send):
+                write = partial(generate, engine)
+                for key, response in compute_missing(engine, own, frozenset(done), send, write):
                     done[key] = response
                     computed += 1
                 failed += [error for request in batch if (error := done[request.key()].error)]

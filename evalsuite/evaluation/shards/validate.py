@@ -343,7 +343,7 @@ def request_demands(run: Path, manifest: Manifest, tokenizer: str) -> Demands:
                 found[verb][tuple(key)] = (
                     tuple(map(len, request.continuations))
                     if isinstance(request, ScoreRequest)
-                    else (request.sampling.max_new_tokens,)
+                    else (request.max_tokens,)
                 )
     return found
 

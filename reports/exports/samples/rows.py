@@ -17,7 +17,7 @@ from evalsuite.reports.records.merging import CheckpointEntry, MergedPlan
 from evalsuite.reports.records.reading import MAX_ANSWER, comparable_answer
 from evalsuite.reports.records.run_selection import RunSelection
 from evalsuite.reports.records.score_files import (
-    BEYOND,
+    FLAGS,
     NESTED,
     SCALARS,
     ScoreFileInfo,
@@ -120,10 +120,11 @@ def _arranged(tables: Sequence[pa.Table]) -> pa.Table:
     prefixes = tuple(prefix for prefix, _ in NESTED.values())
     nested = [name for name in table.column_names if name.startswith(prefixes)]
     columns = [*SCALARS, *sorted(name for name in nested if table[name].null_count < len(table))]
-    if BEYOND in table.column_names and any(table[BEYOND].to_pylist()):
-        at = table.column_names.index(BEYOND)
-        table = table.set_column(at, BEYOND, table[BEYOND].fill_null(False))
-        columns.append(BEYOND)
+    for flag in FLAGS:
+        if flag in table.column_names and any(table[flag].to_pylist()):
+            at = table.column_names.index(flag)
+            table = table.set_column(at, flag, table[flag].fill_null(False))
+            columns.append(flag)
     table = table.select([*columns, "detail"])
     return table.sort_by([(name, "ascending") for name in _ORDER]).combine_chunks()
 

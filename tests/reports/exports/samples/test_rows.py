@@ -16,7 +16,7 @@ from evalsuite.reports.records.reading import MAX_ANSWER, comparable_answer
 from evalsuite.reports.records.run_selection import RunSelection
 from evalsuite.reports.records.schema import KEY
 from evalsuite.reports.records.score_files import (
-    BEYOND,
+    FLAGS,
     METADATA,
     ScoreFileInfo,
     open_score_file,
@@ -120,12 +120,13 @@ def test_score_table_has_a_row_for_each_checkpoint(run: Path, samples: Path) -> 
     assert other["label"].nunique() == 3
 
 
-def test_marks_of_texts_out_of_distribution_stay(run: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("flag", FLAGS)
+def test_marks_of_texts_and_responses_stay(run: Path, tmp_path: Path, flag: str) -> None:
     copy = part_of(run, tmp_path / "run", "piqa")
-    edit_rows(copy, "piqa", "loglikelihood", lambda _, row: row | {BEYOND: row["checkpoint"] == "gla"})
+    edit_rows(copy, "piqa", "loglikelihood", lambda _, row: row | {flag: row["checkpoint"] == "gla"})
     folder = samples_of(copy, out=tmp_path / "page")
     assert tables(folder) == tables(copy)
-    marked = [row["checkpoint"] for row in rows_by_cell(folder)["piqa.loglikelihood"] if row[BEYOND]]
+    marked = [row["checkpoint"] for row in rows_by_cell(folder)["piqa.loglikelihood"] if row[flag]]
     assert marked == ["gla"] * 80
     assert contents(samples_of(folder, out=tmp_path / "again")) == contents(folder)
 
