@@ -32,7 +32,7 @@ def test_show_benchmarks_counts_documents(data: Path, capsys: pytest.CaptureFixt
     assert "none of 2,376" in lines["arc_easy"]
     assert "200 x 4 lengths" in lines["pocket_niah_single_1"]
     assert "generation 4-shot" in lines["gsm8k"]
-    assert "run `evalsuite prepare` for: arc_challenge, arc_easy" in out
+    assert "run `evalsuite prepare` for: aime24, aime25, aime26, arc_challenge, arc_easy" in out
     assert "humaneval needs EVALSUITE_RUN_CODE=1" in out
 
 
