@@ -190,8 +190,8 @@ def compute_missing(
         responses = score_remaining(engine, list(scores.values()), completed)
         yield from _store(store, list(scores), responses, seconds)
     if prompts:
-        responses = (generate or engine.generate)(list(prompts.values()))
-        yield from _store(store, list(prompts), responses, seconds)
+        generated = (generate or engine.generate)(list(prompts.values()))
+        yield from _store(store, list(prompts), generated, seconds)
 
 
 def _store(
