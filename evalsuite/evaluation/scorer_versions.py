@@ -15,8 +15,8 @@ from evalsuite.tasks.benchmark import Benchmark
 
 _FOLDER = Path(sandbox.__file__).parent
 _LOGLIKELIHOOD = ("loglikelihood.py", "compat_lm_eval.py")
-_EXTRACTION = ("extraction.py", "named_answers.py", "thoughts.py")
-_GENERATION = ("generation.py", "reasoning.py", "outcomes.py", "compat_evalscope.py")
+EXTRACTION = ("extraction.py", "named_answers.py", "thoughts.py")
+_GENERATION = ("generation.py", "reasoning.py", "thinking.py", "outcomes.py", "compat_evalscope.py")
 _ADAPTER = "evalscope_adapter.py"
 _SANDBOX = ("sandbox.py", "sandbox_child.py")
 
@@ -50,7 +50,7 @@ def scorer_version(benchmark: Benchmark, protocol: str) -> ScorerVersion:
     spec = benchmark.generation
     parts: list[Any] = [
         source_hash(*_GENERATION, root=_FOLDER),
-        source_hash(*_EXTRACTION, root=Path(named_answers.__file__).parent),
+        source_hash(*EXTRACTION, root=Path(named_answers.__file__).parent),
     ]
     if spec.dataset in sandbox.IN_SANDBOX:
         parts.append(source_hash(*_SANDBOX, root=_FOLDER))

@@ -14,7 +14,7 @@ import yaml
 
 from evalsuite.config import RunConfig
 from evalsuite.evaluation import evaluate, score
-from evalsuite.evaluation.scorer_versions import scorer_version
+from evalsuite.evaluation.scorer_versions import EXTRACTION, scorer_version
 from evalsuite.foundation import DataError, EvalsuiteError, named_answers
 from evalsuite.foundation.strict_yaml import read_yaml
 from evalsuite.protocols.generation import GenerationBenchmark
@@ -202,7 +202,7 @@ def test_limits_of_the_command_belong_to_the_run(crew: Any, suite: Path, tmp_pat
         evaluate(RunConfig(suite=suite, out=run, phases=("score",), limit=3, quiet=True))
 
 
-@pytest.mark.parametrize("changed", ["extraction.py", "named_answers.py"])
+@pytest.mark.parametrize("changed", EXTRACTION)
 def test_what_decides_outcomes_is_part_of_the_version(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, changed: str
 ) -> None:
@@ -210,7 +210,7 @@ def test_what_decides_outcomes_is_part_of_the_version(
     before = scorer_version(benchmark, "generation")
     for copy, more in (("same", ""), ("other", "\nMORE = 1\n")):
         (tmp_path / copy).mkdir()
-        for name in ("extraction.py", "named_answers.py"):
+        for name in EXTRACTION:
             text = (folder / name).read_text() + (more if name == changed else "")
             (tmp_path / copy / name).write_text(text)
         monkeypatch.setattr(named_answers, "__file__", str(tmp_path / copy / "named_answers.py"))
