@@ -2,12 +2,12 @@
 
     python -m evalsuite.distill.data.decontamination RECIPE SUITE --data DIR --out DIR
 
-compares every source, without its exclusion list, by 13-grams and by questions and answers, and writes
-overlap.csv (benchmark documents with n-grams in the training text, per benchmark), overlap-training.csv
-(training documents that overlap with a benchmark, per source), overlap-pairs.csv (both, per source and
-benchmark) and overlap-exclude.txt, a list for the `exclude` key of a source. With `--check` nothing is
-written: the sources are read as the recipe reads them, and a recipe that trains on text of an evaluated
-document is refused. Training text is streamed; only the benchmark side is held in memory.
+compares every source, without its exclusion list unless `--as-trained` is given, by 13-grams and by questions
+and answers, and writes overlap.csv (benchmark documents with n-grams in the training text, per benchmark),
+overlap-training.csv (training documents that overlap with a benchmark, per source), overlap-pairs.csv (both,
+per source and benchmark) and overlap-exclude.txt, a list for the `exclude` key of a source. With `--check`
+nothing is written: the sources are read as the recipe reads them, and a recipe that trains on text of an
+evaluated document is refused. Training text is streamed; only the benchmark side is held in memory.
 """
 
 import argparse
@@ -37,6 +37,9 @@ def main() -> None:
     action.add_argument(
         "--check", action="store_true", help="refuse a recipe that trains on evaluated documents"
     )
+    parser.add_argument(
+        "--as-trained", action="store_true", help="leave out what the sources exclude, as the recipe does"
+    )
     arguments = parser.parse_args()
     recipe = load_recipe(arguments.recipe, arguments.overrides)
     rows = suite_rows(arguments.suite, arguments.data)
@@ -45,7 +48,7 @@ def main() -> None:
         check(recipe.data, tokenizer, rows)
         print(f"recipe '{recipe.name}' trains on no text of the documents of suite '{arguments.suite}'")
         return
-    write(measure(recipe.data, tokenizer, rows, as_trained=False), arguments.out)
+    write(measure(recipe.data, tokenizer, rows, as_trained=arguments.as_trained), arguments.out)
     for path in sorted(arguments.out.glob("overlap*.csv")):
         print(path.read_text())
 

@@ -11,9 +11,11 @@ import numpy as np
 from evalsuite.foundation import write_text
 from evalsuite.reports.formatting import NOTHING, ends, signed
 from evalsuite.reports.markdown import escape, table
+from evalsuite.reports.studies.decision import contamination
 from evalsuite.reports.studies.decision.analysis import PRIMARY, Findings, Lead, Row, claim, corrected
 from evalsuite.reports.studies.decision.effects import Effect
 from evalsuite.reports.studies.decision.exploration import Variant
+from evalsuite.reports.studies.decision.objections import Study, objections
 from evalsuite.reports.studies.decision.protocol import Protocol, control
 
 _WAYS = ("generated", "inside", "outside")
@@ -42,11 +44,11 @@ def write_page(protocol: Protocol, findings: Sequence[Findings], out: Path) -> P
         ],
     )
     page = out / "README.md"
-    write_text(page, "\n\n".join(_sections(protocol, findings, rows)) + "\n")
+    write_text(page, "\n\n".join(_sections(protocol, findings, rows, out)) + "\n")
     return page
 
 
-def _sections(protocol: Protocol, findings: Sequence[Findings], rows: Sequence[Row]) -> list[str]:
+def _sections(protocol: Protocol, findings: Sequence[Findings], rows: Sequence[Row], out: Path) -> list[str]:
     half = findings[0].half
     sections = [
         "# Does log-likelihood hide what generation and recall lose?",
@@ -83,7 +85,11 @@ def _sections(protocol: Protocol, findings: Sequence[Findings], rows: Sequence[R
             ),
             *_choices(each),
         ]
+    answered = [list(pair) for pair in objections(Study(protocol, findings, rows))]
     sections += [
+        "## Objections",
+        table(["objection", "answer"], answered),
+        *contamination.section(protocol, out),
         "## Amendments",
         "\n".join(f"- {text}" for text in protocol.amendments),
         "## How it was computed",

@@ -133,6 +133,13 @@ def test_the_command_writes_counts_and_an_exclusion_list(
     assert table("overlap.csv") == [["quiz", "2", "2", "1", "0.5000"]]
     assert table("overlap-training.csv") == [["rows", "9", "9", "1", "0.1111"]]
     assert table("overlap-pairs.csv") == [["rows", "quiz", "9", "1", "0", "0"]]
+    # As trained, the list applies.
+    listed = str(tmp_path / "out" / "overlap-exclude.txt")
+    recipe_of(tmp_path, str(teacher_folder), [{"text": text} for text in TEXTS], exclude=listed)
+    monkeypatch.setattr("sys.argv", [*arguments[:-1], str(tmp_path / "trained"), "--as-trained"])
+    command.main()
+    assert table("../trained/overlap.csv") == [["quiz", "2", "2", "0", "0.0000"]]
+    assert table("../trained/overlap-training.csv") == [["rows", "8", "8", "0", "0.0000"]]
 
 
 def test_a_recipe_that_trains_on_an_evaluated_split_is_refused(

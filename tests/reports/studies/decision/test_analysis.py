@@ -17,6 +17,7 @@ from evalsuite.reports.studies.decision.analysis import Row as Contrast
 from evalsuite.reports.studies.decision.effects import Effect, Run
 from evalsuite.reports.studies.decision.exploration import Variant
 from evalsuite.reports.studies.decision.noise import read_choices
+from evalsuite.reports.studies.decision.objections import Study, objections
 from evalsuite.reports.studies.decision.page import write_page
 from evalsuite.reports.studies.decision.protocol import Protocol, load_protocol
 from tests.reports.score_edits import Row, all_rows, edit_rows
@@ -312,6 +313,53 @@ def test_the_page_shows_what_its_files_hold(study: SimpleNamespace, found: Findi
     kda = next(row for row in read_csv(tmp_path / "unfound.csv") if row["student"] == "kda")
     assert float(kda["generated"]) == pytest.approx(100 * np.mean(scores), abs=1e-9)
     assert f"| `kda` | {float(kda['generated']):.1f} | " in page
+
+
+def test_objections_are_answered_with_the_numbers_of_the_study(
+    study: SimpleNamespace, found: Findings
+) -> None:
+    answers = dict(objections(Study(study.protocol, [found], found.rows)))
+    assert len(answers) == 11
+    means = {
+        (way, label): np.mean(
+            [
+                row["values"]["acc"]
+                for row in all_rows(study.run, name, "loglikelihood")
+                if row["checkpoint"] == label
+            ]
+        )
+        for way, name in (("plain", "piqa"), ("padded", "piqa_padded"))
+        for label in ("t", "untrained-windows")
+    }
+    for way in ("plain", "padded"):
+        kept = 100 * (means[way, "untrained-windows"] - 0.25) / (means[way, "t"] - 0.25)
+        assert f"{kept:.1f} %" in next(text for text in answers.values() if "untrained" in text)
+    assert any("5 runs of 3 students" in text for text in answers.values())
+    assert any("The held-out half has not been opened." in text for text in answers.values())
+    opened = replace(found, half="heldout")
+    both = dict(objections(Study(study.protocol, [opened, replace(opened, runs=())], found.rows)))
+    assert any("was opened once" in text for text in both.values())
+    title = found.teacher.title
+    assert any(f"{title}: 5 runs of 3 students; {title}: 0 runs" in text for text in both.values())
+
+
+def test_the_page_shows_what_training_text_shares_with_documents(
+    study: SimpleNamespace, found: Findings, tmp_path: Path
+) -> None:
+    (tmp_path / "overlap-gemma.csv").write_text(
+        "benchmark,documents,long_enough,overlapping,share\npiqa,1838,900,3,0.0016\nsciq,1000,900,0,0.0\n"
+    )
+    (tmp_path / "overlap-smollm2.csv").write_text(
+        "benchmark,documents,long_enough,overlapping,share\npiqa,1838,900,0,0.0\nsciq,1000,900,0,0.0\n"
+    )
+    (tmp_path / "overlap-needles.csv").write_text(
+        "benchmark,documents,with_key,with_value,with_ngram,largest_share,template_ngrams,template_matches\n"
+        "needle_single_inside,800,1,2,206,0.0217,19,0\n"
+    )
+    page = write_page(study.protocol, [found], tmp_path).read_text()
+    assert "| Gemma 3 270M (Q4_K_M dequantized) | `piqa` | 1838 | 3 |" in page
+    assert "| SmolLM2-135M-Instruct (Q4_1 dequantized) | all | 2838 | 0 |" in page
+    assert "| `needle_single_inside` | 800 | 1 | 2 | 206 | 2.2 % | 0 of 19 |" in page
 
 
 @pytest.mark.parametrize(
