@@ -51,7 +51,7 @@ def objections(study: Study) -> list[tuple[str, str]]:
             "`answers` without it is among the variants.",
         ),
         (
-            "Needles had generation alone, and short tasks log-likelihood, so that task and protocol are one.",
+            "Needles had generation alone, short tasks log-likelihood, so that task and protocol are one.",
             "The same needles are scored in four ways. Pure students keep "
             + study.by_teacher(
                 lambda each: ", ".join(
