@@ -115,6 +115,13 @@ THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")
 """Keys of a turn that hold its thought apart from its content."""
 
 
+def thoughts_of(turn: Mapping[str, Any]) -> dict[str, str]:
+    """The thoughts of a turn without their tags, by the key that holds them; "" is an empty one."""
+    thought, _ = split_thought(turn["content"])
+    own = {"content": thought.replace(OPEN, "").replace(CLOSE, "").strip()} if thought else {}
+    return own | {key: str(turn[key]).strip() for key in THOUGHT_KEYS if turn.get(key)}
+
+
 def with_thoughts(messages: Sequence[dict[str, Any]], policy: Reasoning) -> list[dict[str, Any]]:
     """The conversation with the thoughts of its assistant turns kept or stripped.
 
@@ -126,12 +133,11 @@ def with_thoughts(messages: Sequence[dict[str, Any]], policy: Reasoning) -> list
         if turn["role"] != "assistant":
             turns.append(turn)
             continue
-        thought, answer = split_thought(turn["content"])
+        _, answer = split_thought(turn["content"])
         if answer.lstrip().startswith(OPEN):
             raise DataError(f"an assistant turn begins a thought ({OPEN}) that does not end")
-        apart = [key for key in THOUGHT_KEYS if turn.get(key)]
-        if (thought.strip() or apart) and policy == "error":
-            where = f"'{apart[0]}'" if apart else CLOSE
+        if policy == "error" and (found := list(thoughts_of(turn))):
+            where = CLOSE if found[-1] == "content" else f"'{found[-1]}'"
             raise DataError(
                 f"an assistant turn holds a thought ({where}); set 'reasoning: keep' to train on it, or "
                 "'reasoning: strip' to leave it out"
@@ -175,7 +181,7 @@ def conversation_segments(
         if found is None or found.start < position:
             continue
         before = text[position : found.start]
-        if is_last and not _holds_thought(before, messages[index]):
+        if is_last and not all(each in before for each in thoughts_of(messages[index]).values()):
             raise DataError(
                 "the chat template drops the thought of the last turn; set 'reasoning: strip', or "
                 "chat_template to another template"
@@ -234,11 +240,3 @@ def _answer(messages: Sequence[dict[str, Any]], index: int, text: str, render: R
     if not (text.startswith(before) and text.endswith(after) and len(before) + len(after) <= len(text)):
         return None
     return found if text[found.start : found.stop].strip() == answer.strip() else None
-
-
-def _holds_thought(text: str, turn: Mapping[str, Any]) -> bool:
-    """Whether the text holds the thought of a turn, if it has one."""
-    thought, _ = split_thought(turn["content"])
-    own = thought.replace(OPEN, "").replace(CLOSE, "").strip()
-    apart = [str(turn[key]).strip() for key in THOUGHT_KEYS if turn.get(key)]
-    return all(each in text for each in (own, *apart))

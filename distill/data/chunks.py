@@ -4,7 +4,7 @@ A position is a small JSON value: it says where a row is, and what the source lo
 that an interrupted run continues with the same rows or is told that they have changed.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -25,6 +25,12 @@ class Chunk:
     position: Position
     counter: str
     file: str = ""
+
+    @property
+    def items(self) -> Sequence[Any]:
+        """The rows one by one."""
+        found: Sequence[Any] = self.rows.to_pylist() if hasattr(self.rows, "to_pylist") else self.rows
+        return found
 
     def place(self, number: int) -> str:
         """Where row `number` of the chunk is, counted from 1 without blank lines, for messages."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from evalsuite.distill.data.chat import THOUGHT_KEYS, read_messages
+from evalsuite.distill.data.chat import read_messages, thoughts_of
 from evalsuite.distill.data.chunks import Chunk
 from evalsuite.distill.data.examples import Example
 from evalsuite.distill.data.preparation import Preparation, row_of
@@ -28,14 +28,14 @@ from evalsuite.distill.recipe.data_sources import (
 )
 from evalsuite.distill.recipe.stage import Stage
 from evalsuite.foundation import ConfigError, DataError
-from evalsuite.foundation.thoughts import CLOSE
+from evalsuite.foundation.thoughts import split_thought
 
 DOCUMENTS = 512
 """Documents of a source that are read."""
-FILE_ROWS = 16_384
-"""Rows of local files of which the file is counted."""
 MAX_ROWS = 200_000
 """Rows that are read for them; a filter that drops nearly all of them ends there."""
+FILE_ROWS = 16_384
+"""Rows of local files of which the file is counted."""
 SHOWN_CHARACTERS = 600
 """Of a rendered document; the middle of a longer one is left out."""
 
@@ -59,8 +59,8 @@ class Turns:
         spoken = [turn for turn in messages if turn["role"] != "system"]
         own = [turn for turn in spoken if turn["role"] == "assistant"]
         found = {
-            "thoughts": sum(CLOSE in turn["content"] or _has_key(turn) for turn in own),
-            "empty": sum(not turn["content"].rpartition(CLOSE)[2].strip() for turn in own),
+            "thoughts": sum(bool(thoughts_of(turn)) for turn in own),
+            "empty": sum(not split_thought(turn["content"])[1].strip() for turn in own),
             "out_of_order": int(
                 any(left["role"] == right["role"] for left, right in pairwise(spoken))
                 or (bool(spoken) and spoken[0]["role"] == "assistant")
@@ -176,16 +176,16 @@ def inspect(recipe: Recipe, tokenizer: Any, *, documents: int = DOCUMENTS) -> It
 
 def _read(name: str, source: DataSourceConfig, preparation: Preparation, documents: int) -> Rows:
     rows, reader = Rows(), open_reader(source, name)
-    if isinstance(source, TableSourceConfig) and source.messages is not None:
-        rows.turns = Turns()
+    column = source.messages if isinstance(source, TableSourceConfig) else None
+    rows.turns = None if column is None else Turns()
     for chunk in reader.chunks(reader.start()):
         rows.files[chunk.file.rpartition("/")[2]] += len(chunk.rows)
         if len(rows.examples) < documents and rows.count < MAX_ROWS:
             parsed = preparation.parse(name, chunk)
             rows.count += len(parsed)
             rows.examples += [example for example in parsed if example is not None]
-            if rows.turns is not None:
-                _count_turns(rows.turns, source, chunk, parsed)
+            if column is not None and rows.turns is not None:
+                _count_turns(rows.turns, column, chunk, parsed)
         elif not isinstance(source, LocalSourceConfig) or sum(rows.files.values()) >= FILE_ROWS:
             break
     if not rows.examples:
@@ -195,12 +195,10 @@ def _read(name: str, source: DataSourceConfig, preparation: Preparation, documen
     return rows
 
 
-def _count_turns(turns: Turns, source: Any, chunk: Chunk, parsed: Sequence[Example | None]) -> None:
-    rows = chunk.rows.to_pylist() if hasattr(chunk.rows, "to_pylist") else chunk.rows
-    for number, example in enumerate(parsed):
+def _count_turns(turns: Turns, column: str, chunk: Chunk, parsed: Sequence[Example | None]) -> None:
+    for number, (row, example) in enumerate(zip(chunk.items, parsed, strict=True)):
         if example is not None:
-            messages = read_messages(row_of(rows[number])[source.messages], source.messages)
-            turns.count(messages, chunk.place(number))
+            turns.count(read_messages(row_of(row)[column], column), chunk.place(number))
 
 
 def _tokens(name: str, rows: Rows, preparation: Preparation, stage: Stage) -> tuple[list[int], list[int]]:
@@ -229,7 +227,8 @@ def _problems(found: Inspection) -> list[str]:
         problems.append(
             f"roles are out of order in {turns.out_of_order:,} conversations, {first['out_of_order']}"
         )
-    if getattr(found.source, "reasoning", None) == "keep" and 0 < turns.thoughts < turns.total:
+    keeps = isinstance(found.source, TableSourceConfig) and found.source.reasoning == "keep"
+    if keeps and 0 < turns.thoughts < turns.total:
         problems.append(
             f"{turns.thoughts:,} of {turns.total:,} assistant turns have thoughts and the others none, "
             f"{first['thoughts']}"
@@ -240,10 +239,6 @@ def _problems(found: Inspection) -> list[str]:
             f"the chat template drops or rewrites {lost:,} assistant turns: nothing is learned there"
         )
     return problems
-
-
-def _has_key(turn: dict[str, Any]) -> bool:
-    return any(turn.get(key) for key in THOUGHT_KEYS)
 
 
 def _shown(examples: Sequence[Example], stage: Stage) -> list[list[tuple[str, bool]]]:

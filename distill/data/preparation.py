@@ -67,8 +67,7 @@ class Preparation:
             return list(_pocket_examples(source, chunk.rows))
         assert isinstance(source, TableSourceConfig)
         render, found = self._renderer(name), list[Example | None]()
-        rows = chunk.rows.to_pylist() if hasattr(chunk.rows, "to_pylist") else chunk.rows
-        for number, row in enumerate(rows):
+        for number, row in enumerate(chunk.items):
             try:
                 found.append(parse_row(row_of(row), source, render, self._end_tokens))
             except DataError as error:

@@ -13,12 +13,13 @@ from typing import Any
 
 from evalsuite.foundation import ConfigError, DataError, MissingDependencyError, content_hash, nearest
 from evalsuite.foundation.extraction import Basis, basis_of, later_blocks, parts_before_next_question
+from evalsuite.foundation.thoughts import CLOSE
 from evalsuite.models.inference.requests import GenerateResponse
 from evalsuite.protocols import compat_evalscope, sandbox
 from evalsuite.protocols.isolation import CpuTimeExceededError, cpu_time_limit, quiet_harness, seeded_random
 from evalsuite.protocols.outcomes import classify_outcome
 from evalsuite.protocols.prompt_text import Message, chat_text, prompt_text, truncate_middle
-from evalsuite.protocols.reasoning import CLOSE, UNCLOSED, answer_of, opens_reasoning
+from evalsuite.protocols.reasoning import UNCLOSED, answer_of, opens_reasoning
 from evalsuite.protocols.request_set import RequestSet, Score, chance_of
 from evalsuite.protocols.thinking import FORCED_CLOSE
 from evalsuite.protocols.tokenization import Encoder

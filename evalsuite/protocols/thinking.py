@@ -8,9 +8,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from evalsuite.foundation import content_hash
+from evalsuite.foundation.thoughts import CLOSE
 from evalsuite.models.inference.base import Engine
 from evalsuite.models.inference.requests import GenerateRequest, GenerateResponse
-from evalsuite.protocols.reasoning import CLOSE, answer_of
+from evalsuite.protocols.reasoning import answer_of
 
 FORCED_CLOSE = f"\n{CLOSE}\n\nFinal answer:"
 """What closes a thought by force: the tag, and the words that the response goes on from."""

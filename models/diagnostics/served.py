@@ -24,6 +24,7 @@ from evalsuite.models.inference.requests import (
     ScoreRequest,
     ScoreResponse,
 )
+from evalsuite.models.inference.torch.prefix_groups import common_prefix_length
 
 NUM_GENERATED = 24
 """Length of a greedy response."""
@@ -284,8 +285,7 @@ def _fork(
 
     A response that ends there goes on with any token that ends it.
     """
-    pairs = zip(one, other, strict=False)
-    same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+    same = common_prefix_length([one, other])
     first, second = (
         [(token,) for token in (tokens[same : same + 1] or evaluated.eos_ids)] for tokens in (one, other)
     )
