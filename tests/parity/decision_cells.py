@@ -1,6 +1,6 @@
 """Scores of the deciding study from raw responses, by scorers written apart from those of evalsuite.
 
-`decision_study.py` is the command. Benchmarks of the held-out half are never scored.
+`decision_study.py` is the command.
 """
 
 import hashlib
@@ -61,10 +61,10 @@ class Cell:
         return all(lead >= 10 and low > 0 for lead, low in leads)
 
 
-def read_shards(paths: Sequence[Path]) -> dict[str, Responses]:
-    """Label of a checkpoint, or "teacher" → its responses."""
+def read_shards(paths: Sequence[Path]) -> tuple[dict[str, Responses], dict[str, float]]:
+    """Label of a checkpoint, or "teacher" → its responses; label → the last KL on held-out text."""
     found: dict[str, dict[tuple[str, str], Any]] = defaultdict(dict)
-    labels = {}
+    labels, kl = {}, {}
     for path in paths:
         with tarfile.open(path) as archive:
             for member in filter(tarfile.TarInfo.isfile, archive):
@@ -72,20 +72,21 @@ def read_shards(paths: Sequence[Path]) -> dict[str, Responses]:
                 assert file is not None
                 if member.name == "run.json":
                     manifest = json.load(file)
+                elif name.parent.name == "training":
+                    logged = [row["validation_kl"] for row in map(json.loads, file) if "validation_kl" in row]
+                    kl[name.stem] = logged[-1]
                 elif name.parent.name == "responses":
                     for each in map(json.loads, file):
                         found[name.name.partition(".")[0]][tuple(each["key"][:2])] = each["response"]
         for each in manifest["checkpoints"]:
             label = "teacher" if each["role"] == "teacher" else each["label"]
             labels[label] = manifest["engines"][each["weights_id"]]["fingerprint"]
-    return {label: found[fingerprint] for label, fingerprint in labels.items()}
+    return {label: found[fingerprint] for label, fingerprint in labels.items()}, kl
 
 
 @cache
 def read_documents(run: Path, benchmark: str) -> dict[str, dict[str, Any]]:
     """Id → the document, and by protocol the keys of its responses with the places of choices."""
-    if benchmark.endswith("_heldout"):
-        raise ValueError(f"{benchmark} must not be scored")
     plan = json.loads((run / "run.json").read_text(encoding="utf-8"))["benchmarks"]
     protocols = next(each["protocols"] for each in plan if each["name"] == benchmark)
     found = {each["doc_id"]: each for each in _lines(run / "documents" / f"{benchmark}.jsonl")}
@@ -148,9 +149,15 @@ def score_text(benchmark: str, row: Mapping[str, Any], text: str) -> float:
         # evaluate-v2.0.py leaves out answers without a word.
         return max(_f1(_words(text), words) for words in list(filter(None, map(_words, right))) or [[]])
     if benchmark.startswith(("boolq", "arc_easy")):
-        line = " ".join(["", *_words(text.strip().split("\n")[0]), ""])
+        first = text.strip().split("\n")[0]
+        line = " ".join(["", *_words(first), ""])
         options = [f" {' '.join(_words(choice)) or choice.strip().lower()} " for choice in row["choices"]]
-        named = [n for n, option in enumerate(options) if option in line]
+        # "+1" and "-1" have the same words.
+        named = [
+            n
+            for n, option in enumerate(options)
+            if (option in line if options.count(option) == 1 else row["choices"][n].strip() == first.strip())
+        ]
         within = {n for n in named for m in named if options[n] != options[m] and options[n] in options[m]}
         return float([n for n in named if n not in within] == [row["gold"]])
     right = row["answers"] if "answers" in row else [row["choices"][row["gold"]].strip()]
@@ -167,8 +174,10 @@ def _f1(given: list[str], right: list[str]) -> float:
     return 2 * shared / (len(given) + len(right)) if given and right else float(given == right)
 
 
-def read_cells(run: Path, checkpoints: Sequence[Responses], chance: Mapping[Any, float]) -> Iterator[Cell]:
-    """All cells. `chance`: completion task and protocol → score of the best constant answer."""
+def read_cells(
+    run: Path, checkpoints: Sequence[Responses], chance: Mapping[Any, float], half: str
+) -> Iterator[Cell]:
+    """All cells, with needles of one half; `chance`: task and protocol → score of the best constant answer."""
 
     def cell(of: str, name: str, ways: Mapping[str, Any], context: int | None = None) -> Cell:
         scores = {}
@@ -183,7 +192,12 @@ def read_cells(run: Path, checkpoints: Sequence[Responses], chance: Mapping[Any,
     needles, short = PROTOCOL["needles"], PROTOCOL["short_tasks"]
     for task in needles["tasks"]:
         ways = {
-            name: (way["chance"], way["benchmark"].format(task=task, half=""), way["protocol"], way["metric"])
+            name: (
+                way["chance"],
+                way["benchmark"].format(task=task, half=needles["halves"][half]),
+                way["protocol"],
+                way["metric"],
+            )
             for name, way in PROTOCOL["ways"].items()
         }
         yield from (cell("needles", f"{task} {length}", ways, length) for length in needles["contexts"])

@@ -5,7 +5,7 @@
 
 BUILT_RUN holds documents and requests, a SHARD (.tar.xz) responses of one or more checkpoints. Chance (the
 score of the best constant answer) and admission of completion tasks are taken from leads.csv, not recomputed.
-Benchmarks of the held-out half are refused.
+With `--half heldout` the needles are those of the held-out half, and choices.csv is recomputed, too.
 
 The table has the largest differences, in points except for p-values and power: first of what must be equal,
 then of what differs by the noise of two bootstraps. "of its row" holds some columns of a CSV file to what its
@@ -24,10 +24,11 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
-from tests.parity.decision_cells import PROTOCOL, Cell, read_cells, read_shards
+from tests.parity.decision_cells import DRAWS, PROTOCOL, Cell, read_cells, read_shards
 
 EQUAL, EQUAL_P, NOISE = 1e-6, 1e-9, 0.5
 NOISY = ("document_error", "low", "high")
+CHOICES = ["measure"]
 KEYS = {
     "shares": ["student", "seed", "of", "cell", "way"],
     "leads": ["of", "cell", "way"],
@@ -98,20 +99,56 @@ def recompute(
             names = [name for name in students if students[name] == family and name in groups]
             chosen = [groups[name] for name in names]
             every = [number for group in chosen for number in group]
-            inner = [c for c in own if any(5 <= c.shares(way)[every].mean() <= 95 for way in ways)]
+            inner = [c for c in own if every and any(5 <= c.shares(way)[every].mean() <= 95 for way in ways)]
             within = {f"between_{key}": value for key, value in effect(inner, chosen, ways).items()}
             found["contrasts"][family, contrast] = effect(own, chosen, ways) | within
-            if change:
+            if change and chosen:
                 found["variants"][contrast, " ".join(names), family, change] = _without_cells(
                     effect(others, chosen, ways)
                 )
-        for student in students:
-            alone = effect(own, [groups.get(student, [])], ways)
-            found["variants"][contrast, student, "", ""] = _without_cells(alone)
+        for student, group in groups.items():
+            found["variants"][contrast, student, "", ""] = _without_cells(effect(own, [group], ways))
     return {
         table: pd.DataFrame.from_dict(rows, orient="index").rename_axis(KEYS[table])
         for table, rows in found.items()
     }
+
+
+def choose(
+    explored: Sequence[Cell], opened: Sequence[Cell], runs: Mapping[int, tuple[str, int]], kl: Sequence[float]
+) -> pd.DataFrame:
+    """Whom each measure chooses, and how many held-out needles the best one finds more, in points.
+
+    Args:
+        explored: counted cells with the needles of the exploratory half.
+        opened: counted needles of the held-out half.
+        runs: place of a trained checkpoint in a cell → student and seed.
+        kl: of the same, on held-out text.
+    """
+
+    places, names = list(runs), list(runs.values())
+
+    def mean(of: str, way: str) -> np.ndarray:
+        return np.mean([c.scores[way][places].mean(1) for c in explored if c.of == of], axis=0)
+
+    measures = {f"short tasks, {way}": mean("short_tasks", way) for way in ("plain", "padded")}
+    measures["KL on held-out text"] = -np.array(kl)
+    measures |= {f"needles, {way}": mean("needles", way) for way in PROTOCOL["ways"]}
+    found = 100 * np.concatenate([cell.scores["generated"][places] for cell in opened], axis=1)
+    rates = found.mean(1)
+    groups = [[n for n, run in enumerate(names) if run[0] == name] for name in dict(names)]
+    random, draws = np.random.default_rng(1), []
+    for _ in range(DRAWS):
+        drawn = np.concatenate([random.choice(group, len(group)) for group in groups])
+        weights = random.multinomial(found.shape[1], [1 / found.shape[1]] * found.shape[1])
+        own = found[drawn] @ weights / found.shape[1]
+        draws.append([own.max() - own[values[drawn].argmax()] for values in measures.values()])
+    rows = {}
+    for (name, values), regrets in zip(measures.items(), np.array(draws).T, strict=True):
+        (student, seed), low_high = names[values.argmax()], np.percentile(regrets, [2.5, 97.5])
+        rows[name] = {"student": student, "seed": seed, "regret": rates.max() - rates[values.argmax()]}
+        rows[name] |= dict(zip(("low", "high"), low_high, strict=True))
+    return pd.DataFrame.from_dict(rows, orient="index").rename_axis(CHOICES)
 
 
 def _without_cells(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -126,13 +163,13 @@ def differences(table: str, mine: pd.DataFrame, theirs: pd.DataFrame) -> Iterato
     mine, theirs = mine.align(theirs.reindex(columns=mine.columns))
     for column in map(str, mine):
         pairs = pd.concat([mine[column], theirs[column]], axis=1, keys=["mine", "theirs"]).dropna(how="all")
-        if column.endswith("cells"):
+        if column.endswith("cells") or column == "student":
             far = (pairs["mine"] != pairs["theirs"]) * 1.0
         else:
             scale = 100 if column in ("score", "chance") else 1
             far = scale * (pairs["mine"].astype(float) - pairs["theirs"].astype(float)).abs().fillna(np.inf)
         name = column.removeprefix("between_")
-        noisy = table in ("contrasts", "variants") and name in NOISY
+        noisy = table in ("contrasts", "variants", "choices") and name in NOISY
         limit = NOISE if noisy else EQUAL_P if name in ("p", "p_adjusted", "power") else EQUAL
         yield noisy, table, column, len(far), far.max(), limit, far.idxmax() if (far > 0).any() else ""
 
@@ -163,6 +200,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--run", type=Path, required=True, help="folder with documents and requests")
     parser.add_argument("--shards", type=Path, nargs="+", required=True, help=".tar.xz files of responses")
     parser.add_argument("--results", type=Path, required=True, help="folder with the CSV files")
+    parser.add_argument("--half", choices=PROTOCOL["needles"]["halves"], default="exploratory")
     options = parser.parse_args(arguments)
     theirs: dict[str, pd.DataFrame] = {}
     implied: dict[str, pd.DataFrame] = {}
@@ -171,21 +209,42 @@ def main(arguments: Sequence[str] | None = None) -> int:
         frame[keys] = frame[keys].fillna("")
         if table == "leads":
             frame["admitted"] = frame["why"].isna()
-        frame = frame.assign(power=1 - PROTOCOL["power"]["beta"]).set_index(["teacher", *keys])
+        if "detectable" in frame:
+            frame["power"] = (1 - PROTOCOL["power"]["beta"]) * frame["detectable"].notna().replace(
+                False, np.nan
+            )
+        frame = frame.set_index(["teacher", *keys])
         theirs[table] = frame.loc[options.teacher]
         if "p" in frame:
             theirs[f"{table}, of its row"] = theirs[table]
             implied[f"{table}, of its row"] = follows(frame).loc[options.teacher]
     leads = theirs["leads"].loc["completion_tasks"]
-    responses = read_shards(options.shards)
-    labels = ["teacher", *sorted(responses.keys() - {"teacher"})]
+    responses, kl = read_shards(options.shards)
+    teacher = PROTOCOL["teachers"][options.teacher]
+    planned = [f"{student}-seed{seed}" for student in teacher["students"] for seed in PROTOCOL["seeds"]]
+    labels = ["teacher", *(label for label in planned if label in responses)]
+    labels += sorted(responses.keys() - set(labels))
+
+    def cells_of(half: str) -> list[Cell]:
+        given = [responses[label] for label in labels]
+        return list(read_cells(options.run, given, dict(leads["chance"]), half))
+
     try:
-        cells = list(read_cells(options.run, [responses[label] for label in labels], dict(leads["chance"])))
+        cells = cells_of(options.half)
     except KeyError as error:
         parser.error(f"{error}: the shards lack the teacher or a response to a request of {options.run}")
     runs = [(name, int(seed or 0)) for name, _, seed in (label.partition("-seed") for label in labels[1:])]
     refused = set(leads.index[~leads["admitted"]].get_level_values("cell"))
-    mine = recompute(cells, runs, PROTOCOL["teachers"][options.teacher]["students"], refused) | implied
+    mine = recompute(cells, runs, teacher["students"], refused) | implied
+    if options.half == "heldout":
+        opened = [cell for cell in cells if cell.of == "needles" and cell.counts()]
+        counted = {cell.name for cell in opened}
+        others = [cell for cell in cells if cell.of == "short_tasks" and cell.counts()]
+        explored = others + [cell for cell in cells_of("exploratory") if cell.name in counted]
+        trained = {place: run for place, run in enumerate(runs, 1) if labels[place] in kl}
+        mine["choices"] = choose(explored, opened, trained, [kl[labels[place]] for place in trained])
+        frame = pd.read_csv(options.results / "choices.csv").set_index(["teacher", *CHOICES])
+        theirs["choices"] = frame.loc[options.teacher]
     rows = [row for table in mine for row in differences(table, mine[table], theirs[table])]
     columns = ["noisy", "table", "column", "rows", "largest", "limit", "where"]
     report = pd.DataFrame(rows, columns=columns).sort_values("noisy", kind="stable")
