@@ -177,7 +177,7 @@ def _f1(given: list[str], right: list[str]) -> float:
 def read_cells(
     run: Path, checkpoints: Sequence[Responses], chance: Mapping[Any, float], half: str
 ) -> Iterator[Cell]:
-    """All cells, with needles of one half; `chance`: task and protocol → score of the best constant answer."""
+    """All cells, with needles of one half; `chance`: by task and protocol, of the best constant answer."""
 
     def cell(of: str, name: str, ways: Mapping[str, Any], context: int | None = None) -> Cell:
         scores = {}

@@ -2,8 +2,8 @@
 
     python -m evalsuite.reports.studies.decision --run smollm2=RUN --run gemma=RUN --out OUT
 
-`--half heldout` reads the needles that are opened once, after the last run of both teachers, and adds what a
-choice by each measure would have cost.
+`--half heldout` reads the needles that are opened once, after the last run of both teachers, compares them
+with the exploratory ones, and adds what a choice by each measure would have cost.
 """
 
 import argparse
@@ -46,11 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             raise ConfigError(f"--run {text}: expected TEACHER=RUN, once per teacher")
         teacher_of(protocol, name)
         runs[name] = Path(path)
-    print(
-        write_page(
-            protocol, [analyse(path, protocol, name, given.half) for name, path in runs.items()], given.out
-        )
-    )
+    halves = dict.fromkeys((given.half, OPEN))
+    findings = [[analyse(path, protocol, name, half) for name, path in runs.items()] for half in halves]
+    print(write_page(protocol, findings[0], given.out, *findings[1:]))
 
 
 if __name__ == "__main__":

@@ -32,13 +32,14 @@ def section(protocol: Protocol, out: Path) -> list[str]:
         for row in _rows(out / NEEDLES)
     ]
     commands = [
-        f"python -m evalsuite.distill.data.decontamination {teacher.recipe} {protocol.suite} --data DATA "
-        f"--as-trained --out {name}     # overlap.csv is overlap-{name}.csv here"
+        f"python -m evalsuite.distill.data.decontamination {teacher.recipe} \\\n"
+        f"    {protocol.suite} --data DATA --as-trained --out {name}\n"
+        f"mv {name}/overlap.csv overlap-{name}.csv"
         for name, teacher in protocol.teachers.items()
     ]
     commands.append(
-        "python -m evalsuite.distill.data.decontamination.needles RUN/documents/needle_*.jsonl "
-        "--text DATA/corpora/*.zst DATA/instruct/*.zst --out ."
+        "python -m evalsuite.distill.data.decontamination.needles \\\n"
+        "    RUN/documents/needle_*.jsonl --text DATA/corpora/*.zst DATA/instruct/*.zst --out ."
     )
     files = ", ".join(f"`overlap-{name}.csv`" for name in protocol.teachers)
     return [

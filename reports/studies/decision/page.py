@@ -12,18 +12,44 @@ from evalsuite.foundation import write_text
 from evalsuite.reports.formatting import NOTHING, ends, signed
 from evalsuite.reports.markdown import escape, table
 from evalsuite.reports.studies.decision import contamination
-from evalsuite.reports.studies.decision.analysis import PRIMARY, Findings, Lead, Row, claim, corrected
+from evalsuite.reports.studies.decision.analysis import (
+    CLOSED,
+    OPEN,
+    PRIMARY,
+    Findings,
+    Lead,
+    Row,
+    claim,
+    corrected,
+)
 from evalsuite.reports.studies.decision.effects import Effect
 from evalsuite.reports.studies.decision.exploration import Variant
 from evalsuite.reports.studies.decision.objections import Study, objections
 from evalsuite.reports.studies.decision.protocol import Protocol, control
 
-_WAYS = ("generated", "inside", "outside")
+HALVES = {OPEN: "exploratory", CLOSED: "held-out"}
+_CROSSED = ("generated", "inside", "outside")
 
 
-def write_page(protocol: Protocol, findings: Sequence[Findings], out: Path) -> Path:
-    """Write README.md, and the tables as CSV files; return the page."""
+def write_page(
+    protocol: Protocol, findings: Sequence[Findings], out: Path, earlier: Sequence[Findings] = ()
+) -> Path:
+    """Write README.md, and the tables as CSV files; return the page.
+
+    `earlier` are the findings on the exploratory half: a page of the held-out one compares both, and their
+    tables are written below `exploratory/`.
+    """
     rows = corrected(protocol, findings)
+    _write_tables(findings, rows, out)
+    before = corrected(protocol, earlier)
+    if earlier:
+        _write_tables(earlier, before, out / earlier[0].half)
+    page = out / "README.md"
+    write_text(page, "\n\n".join(_sections(protocol, findings, rows, before, out)) + "\n")
+    return page
+
+
+def _write_tables(findings: Sequence[Findings], rows: Sequence[Row], out: Path) -> None:
     _write_csv(out / "contrasts.csv", [_contrast_cells(row) for row in rows])
     _write_csv(
         out / "leads.csv", [{"teacher": each.name} | asdict(lead) for each in findings for lead in each.leads]
@@ -43,22 +69,24 @@ def write_page(protocol: Protocol, findings: Sequence[Findings], out: Path) -> P
             for name, choice in choices
         ],
     )
-    page = out / "README.md"
-    write_text(page, "\n\n".join(_sections(protocol, findings, rows, out)) + "\n")
-    return page
 
 
-def _sections(protocol: Protocol, findings: Sequence[Findings], rows: Sequence[Row], out: Path) -> list[str]:
+def _sections(
+    protocol: Protocol, findings: Sequence[Findings], rows: Sequence[Row], before: Sequence[Row], out: Path
+) -> list[str]:
     half = findings[0].half
     sections = [
         "# Does log-likelihood hide what generation and recall lose?",
         _verdict(protocol, findings, rows),
-        f"Needles of the {half} half. Of each teacher's lead over chance, students keep a share by every way "
-        "of measuring; a contrast is the share by the second way minus that by the first, in points: above 0 "
-        "the first loses more. Intervals (95 %) and p-values are over runs and documents; p is Holm's, over "
-        "the contrasts of both teachers within a family. *Detectable* is the smallest contrast that so many "
-        "runs find with the power of the protocol, at the spread that was found.",
-        _conditions(protocol),
+        f"Needles of the {HALVES[half]} half. Of each teacher's lead over chance, students keep a share by "
+        "every way of measuring; a contrast is the share by the second way minus that by the first, in "
+        "points: above 0 the first loses more. Intervals (95 %) and p-values are over runs and documents; p "
+        "is Holm's, over "
+        "the contrasts of both teachers within a family, and contrasts with p < .05 are bold.",
+        _summary(protocol, findings, rows),
+        _ways(protocol),
+        *_choices(findings),
+        *_both_halves(protocol, findings, rows, before),
     ]
     for each in findings:
         own = [row for row in rows if row.teacher == each.name]
@@ -66,6 +94,8 @@ def _sections(protocol: Protocol, findings: Sequence[Findings], rows: Sequence[R
             f"## {each.teacher.title}",
             f"{len(each.runs)} of {len(each.runs) + len(each.missing)} runs.{_missing(each)}",
             "### Contrasts",
+            "*Detectable* is the smallest contrast that so many runs find with the power of the protocol, at "
+            "the spread that was found.",
             _contrasts(own, lambda row: row.effect),
             "Only the cells in which the family keeps between 5 and 95 % by one of the two ways:",
             _contrasts(own, lambda row: row.between),
@@ -83,7 +113,6 @@ def _sections(protocol: Protocol, findings: Sequence[Findings], rows: Sequence[R
                 if each.unmeasured
                 else []
             ),
-            *_choices(each),
         ]
     answered = [list(pair) for pair in objections(Study(protocol, findings, rows))]
     sections += [
@@ -99,29 +128,89 @@ def _sections(protocol: Protocol, findings: Sequence[Findings], rows: Sequence[R
     return sections
 
 
+def _summary(protocol: Protocol, findings: Sequence[Findings], rows: Sequence[Row]) -> str:
+    """One line a contrast: its question, and what primary families of each teacher show."""
+    places = [(each, family) for family in PRIMARY for each in findings]
+    lines = [
+        [
+            f"`{name}`",
+            " − ".join(reversed(contrast.ways)),
+            f"{contrast.question}?",
+            *(_bold(_row(rows, each.name, family, name), protocol) for each, family in places),
+        ]
+        for name, contrast in protocol.contrasts.items()
+    ]
+    titles = [f"{family}, {each.teacher.title.partition(' (')[0]}" for each, family in places]
+    return table(["contrast", "share by", "question", *titles], lines)
+
+
+def _row(rows: Sequence[Row], teacher: str, family: str, contrast: str) -> Row | None:
+    wanted = (teacher, family, contrast)
+    return next((row for row in rows if (row.teacher, row.family, row.contrast) == wanted), None)
+
+
+def _bold(row: Row | None, protocol: Protocol) -> str:
+    if row is None or row.effect is None:
+        return NOTHING
+    found = _interval(row.effect)
+    return f"**{found}**" if row.p_adjusted is not None and row.p_adjusted < protocol.power.alpha else found
+
+
+def _both_halves(
+    protocol: Protocol, findings: Sequence[Findings], rows: Sequence[Row], before: Sequence[Row]
+) -> list[str]:
+    """What the half that was looked at had shown, where it is not the one of the page."""
+    lines = [
+        [
+            f"`{name}`",
+            family,
+            each.teacher.title,
+            _bold(_row(before, each.name, family, name), protocol),
+            _bold(_row(rows, each.name, family, name), protocol),
+        ]
+        for name, contrast in protocol.contrasts.items()
+        for family in PRIMARY
+        for each in findings
+        if before and contrast.of == "needles"
+    ]
+    if not lines:
+        return []
+    return [
+        "## Both halves",
+        "The exploratory half was looked at while the analysis was written; the held-out half, with keys, "
+        "values and haystacks of its own, was scored once, after the last run. Short and completion tasks "
+        "have one half. Tables of the exploratory half are below `exploratory/`.",
+        table(["contrast", "family", "teacher", "exploratory", "held-out"], lines),
+    ]
+
+
 def _recompute(protocol: Protocol, findings: Sequence[Findings]) -> str:
     lines = []
     for each in findings:
         lines += [
-            f"evalsuite run {protocol.suite} --checkpoint TEACHER --data DATA --build-only "
-            f"--out runs/{each.name}",
-            f"evalsuite run --score-only --merge-shards reports/results/decision/{each.name}.tar.xz "
-            f"--benchmarks NAME … --out runs/{each.name}",
+            f"evalsuite run {protocol.suite} \\\n"
+            f"    --checkpoint TEACHER --data DATA --build-only --out runs/{each.name}",
+            "evalsuite run --score-only \\\n"
+            f"    --merge-shards reports/results/decision/{each.name}.tar.xz --out runs/{each.name}",
         ]
     runs = " ".join(f"--run {each.name}=runs/{each.name}" for each in findings)
-    lines.append(f"python -m evalsuite.reports.studies.decision {runs} --out reports/results/decision")
+    half = findings[0].half
+    lines.append(
+        f"python -m evalsuite.reports.studies.decision {runs} \\\n"
+        f"    --half {half} --out reports/results/decision"
+    )
     lines += [
-        f"python -m tests.parity.decision_study {each.name} --run runs/{each.name} "
-        f"--shards reports/results/decision/{each.name}.tar.xz --results reports/results/decision"
+        f"python -m tests.parity.decision_study {each.name} --run runs/{each.name} --half {half} \\\n"
+        f"    --shards reports/results/decision/{each.name}.tar.xz --results reports/results/decision"
         for each in findings
     ]
     shards = ", ".join(f"`{each.name}.tar.xz`" for each in findings)
     return (
         "The last command computes all tables but `noise.csv` again with other code; what a constant answer "
         "scores, and which completion tasks count, it takes over. "
-        f"All responses are in {shards}; benchmarks are all but those that end in `_heldout`, which are "
-        "opened once. "
-        "Tables: `contrasts.csv`, `leads.csv`, `shares.csv`, `unfound.csv`, `variants.csv`, `noise.csv`."
+        f"All responses are in {shards}. "
+        "Tables: `contrasts.csv`, `leads.csv`, `shares.csv`, `unfound.csv`, `variants.csv`, `noise.csv`, "
+        "`choices.csv`."
         "\n\n```\n" + "\n".join(lines) + "\n```"
     )
 
@@ -138,18 +227,13 @@ def _verdict(protocol: Protocol, findings: Sequence[Findings], rows: Sequence[Ro
     words = {
         "protocol_gap": "**Yes, by the protocol's rule**",
         "length_or_distractors": "**No: length or distractors, by the protocol's rule**",
-        "otherwise": "**Nothing is claimed, by the protocol's rule**",
+        "otherwise": "**By the protocol's rule**",
     }
     return f"{words[key]}: {protocol.claims[key]}"
 
 
-def _conditions(protocol: Protocol) -> str:
-    lines = [
-        [f"`{name}`", f"{' − '.join(reversed(each.ways))}", f"{each.question}?"]
-        for name, each in protocol.contrasts.items()
-    ]
-    ways = "\n".join(f"- *{name}*: {way.means}." for name, way in protocol.ways.items())
-    return f"{table(['contrast', 'share by', 'question'], lines)}\n\n{ways}"
+def _ways(protocol: Protocol) -> str:
+    return "\n".join(f"- *{name}*: {way.means}." for name, way in protocol.ways.items())
 
 
 def _missing(findings: Findings) -> str:
@@ -240,7 +324,7 @@ def _explored(findings: Findings) -> list[str]:
         "that a student which fails ranks the right value first in 25 % of documents. Where it is less, "
         "because it prefers a wrong value of the text, the share is too low, and a negative `protocol` is no "
         "evidence that generation loses less.",
-        table(["student", *_WAYS, *(f"{way}, not generated" for way in _WAYS[1:])], unfound),
+        table(["student", *_CROSSED, *(f"{way}, not generated" for way in _CROSSED[1:])], unfound),
         "The contrasts by other definitions: a chance of 0 in *inside*, which is the other bound; without "
         "tasks where both protocols score the same; and of single students, whose intervals have two degrees "
         "of freedom.",
@@ -272,22 +356,28 @@ def _leads(leads: Sequence[Lead]) -> str:
     return table(["cell", "way", "documents", "chance", "lead, points", "lower end", "decision"], lines)
 
 
-def _choices(findings: Findings) -> list[str]:
-    if not findings.choices:
+def _choices(findings: Sequence[Findings]) -> list[str]:
+    measures = {choice.measure: None for each in findings for choice in each.choices}
+    if not measures:
         return []
-    lines = [
-        [
-            choice.measure,
-            f"`{choice.run.student}`, seed {choice.run.seed}",
-            f"{choice.regret:.1f} ({choice.low:.1f} to {choice.high:.1f})",
-        ]
-        for choice in findings.choices
-    ]
+    lines = []
+    for measure in measures:
+        line = [measure]
+        for each in findings:
+            choice = next(choice for choice in each.choices if choice.measure == measure)
+            line += [
+                f"`{choice.run.student}`, seed {choice.run.seed}",
+                f"{choice.regret:.1f} ({choice.low:.1f} to {choice.high:.1f})",
+            ]
+        lines.append(line)
+    titles = [each.teacher.title.partition(" (")[0] for each in findings]
+    header = [text for title in titles for text in (f"student of {title}", "regret (95 %)")]
     return [
-        "### Which student each measure chooses",
-        "Regret: needles of the held-out half that the best student finds by generation, minus those of the "
-        "chosen one, in points.",
-        table(["chosen by", "student", "regret (95 %)"], lines),
+        "## Which student each measure chooses",
+        "One run is chosen by its mean on the short tasks, by KL on held-out text, or by needles of the "
+        "exploratory half. Regret: needles of the held-out half that the best run finds by generation, minus "
+        "those of the chosen one, in points; its interval is over runs within students and documents.",
+        table(["chosen by", *header], lines),
     ]
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from evalsuite.foundation import DataError, EvalsuiteError
+from evalsuite.reports.formatting import signed
 from evalsuite.reports.studies.decision.__main__ import main
 from evalsuite.reports.studies.decision.analysis import Findings, analyse, claim, corrected
 from evalsuite.reports.studies.decision.analysis import Row as Contrast
@@ -277,13 +278,25 @@ def test_the_held_out_half_tells_what_a_choice_costs(study: SimpleNamespace, tmp
         "KL on held-out text",
         *(f"needles, {way}" for way in study.protocol.ways),
     }
-    page = write_page(study.protocol, [opened], tmp_path / "page").read_text()
-    assert "Which student each measure chooses" in page
+    explored = analyse(run, study.protocol, "smollm2")
+    page = write_page(study.protocol, [opened], tmp_path / "page", [explored]).read_text()
+    assert "Needles of the held-out half." in page
+    chosen_by_kl = chosen["KL on held-out text"]
+    assert f"| KL on held-out text | `sliding_window`, seed 0 | {chosen_by_kl.regret:.1f} (" in page
     assert len(read_csv(tmp_path / "page" / "choices.csv")) == len(chosen)
+    halves = [
+        {(row["family"], row["contrast"]): row["estimate"] for row in read_csv(path)}
+        for path in (tmp_path / "page/exploratory/contrasts.csv", tmp_path / "page/contrasts.csv")
+    ]
+    [line] = [line for line in page.splitlines() if line.startswith("| `distractors` | pure | SmolLM2")]
+    earlier, later = (signed(float(half["pure", "distractors"])) for half in halves)
+    assert earlier != later
+    assert line.index(f"{earlier} (") < line.index(f"{later} (")
 
 
 def test_the_page_shows_what_its_files_hold(study: SimpleNamespace, found: Findings, tmp_path: Path) -> None:
     page = write_page(study.protocol, [found], tmp_path).read_text()
+    assert "Both halves" not in page
     assert "Not decided: Gemma 3 270M (Q4_K_M dequantized) has not been analysed yet." in page
     assert "5 of 6 runs. Missing: `sliding_window`, seed 1." in page
     [row] = [

@@ -1,4 +1,4 @@
-"""The published leaderboards against scores averaged by other code, and README's ranks of gaps."""
+"""The published leaderboards against scores averaged by other code, and ranks of gaps in docs/results.md."""
 
 import re
 from pathlib import Path
@@ -47,7 +47,7 @@ def test_leaderboard_counts_each_request_once_and_none_that_is_barred(page: Path
     assert dict(rhos) == mine
 
 
-def test_settings_that_readme_names_are_those_of_the_study() -> None:
+def test_settings_that_the_results_name_are_those_of_the_study() -> None:
     ranks = {}
     for study, named in NAMED.items():
         rows = settings(study)
