@@ -52,8 +52,8 @@ def test_show_suites_lists_missing_data(
     monkeypatch.setenv("EVALSUITE_DATA", str(data))
     lines, out = shown(capsys, "suites")
     assert "greedy" in lines["quick"]
-    # 500 documents of four sets, 200 of two, 100 at each of two lengths.
-    assert "2,600" in lines["quick"]
+    # 500 documents of four sets, 200 of two, 100 at each of two lengths of two.
+    assert "2,800" in lines["quick"]
     assert "t 0.7, 3 seeds" in lines["gendistill-2026"]
     assert "quick: no data here for arc_easy, hellaswag, lambada_openai, gsm8k, ifeval" in out
 

@@ -8,7 +8,7 @@ ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "reports" / "results"
 DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LIMIT = 15_000_000
-"""Bytes of all results together, but for the responses on which the first result rests: they can be scored again."""
+"""Bytes of all results together, but for the responses on which the first result rests."""
 RESPONSES = ("decision/smollm2.tar.xz", "decision/gemma.tar.xz")
 
 

@@ -17,6 +17,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -29,28 +30,44 @@ from tests.parity.decision_cells import DRAWS, PROTOCOL, Cell, read_cells, read_
 EQUAL, EQUAL_P, NOISE = 1e-6, 1e-9, 0.5
 NOISY = ("document_error", "low", "high")
 CHOICES = ["measure"]
+COMMON = set.intersection(*(set(teacher["students"]) for teacher in PROTOCOL["teachers"].values()))
 KEYS = {
     "shares": ["student", "seed", "of", "cell", "way"],
     "leads": ["of", "cell", "way"],
     "contrasts": ["family", "contrast"],
     "unfound": ["student"],
     "variants": ["contrast", "students", "family", "change"],
+    "orders": ["students", "of", "way"],
 }
 
 
 def effect(cells: Sequence[Cell], groups: Sequence[list[int]], ways: tuple[str, str]) -> dict[str, Any]:
     """The contrast of checkpoints that are grouped by student; empty without cells or repeated runs."""
-    df = sum(len(group) - 1 for group in groups)
-    if not cells or not df:
+    if not cells:
         return {}
     points, drawn = (
         np.mean([cell.shares(ways[1], many) - cell.shares(ways[0], many) for cell in cells], axis=0)
         for many in (False, True)
     )
-    estimate = np.mean([points[group].mean() for group in groups])
+    return interval(cells, points, drawn, groups, [1 / len(groups)] * len(groups)) if groups else {}
+
+
+def interval(
+    cells: Sequence[Cell],
+    points: np.ndarray,
+    drawn: np.ndarray,
+    groups: Sequence[list[int]],
+    weights: Sequence[float],
+) -> dict[str, Any]:
+    """A weighted sum of the groups' means over runs and documents; empty without repeated runs."""
+    df = sum(len(group) - 1 for group in groups)
+    if not df:
+        return {}
+    estimate = np.dot(weights, [points[group].mean() for group in groups])
     run_variance = sum(((points[group] - points[group].mean()) ** 2).sum() for group in groups) / df
-    document_error = np.mean([drawn[group].mean(0) for group in groups], axis=0).std(ddof=1)
-    variance = run_variance * sum(1 / len(group) for group in groups) / len(groups) ** 2 + document_error**2
+    document_error = np.dot(weights, [drawn[group].mean(0) for group in groups]).std(ddof=1)
+    sizes = [len(group) for group in groups]
+    variance = run_variance * sum(w**2 / n for w, n in zip(weights, sizes, strict=True)) + document_error**2
     half = stats.t.ppf(0.975, df) * variance**0.5
     found = {
         "estimate": estimate,
@@ -108,6 +125,13 @@ def recompute(
                 )
         for student, group in groups.items():
             found["variants"][contrast, student, "", ""] = _without_cells(effect(own, [group], ways))
+    pairs = list(combinations([name for name in students if name in COMMON & set(groups)], 2))
+    for of, own in counted.items():
+        for way in own[0].scores:
+            points, drawn = (np.mean([c.shares(way, many) for c in own], axis=0) for many in (False, True))
+            for pair in pairs:
+                row = interval(own, points, drawn, [groups[student] for student in pair], (1, -1))
+                found["orders"][" ".join(pair), of, way] = _without_cells(row)
     return {
         table: pd.DataFrame.from_dict(rows, orient="index").rename_axis(KEYS[table])
         for table, rows in found.items()
@@ -169,7 +193,7 @@ def differences(table: str, mine: pd.DataFrame, theirs: pd.DataFrame) -> Iterato
             scale = 100 if column in ("score", "chance") else 1
             far = scale * (pairs["mine"].astype(float) - pairs["theirs"].astype(float)).abs().fillna(np.inf)
         name = column.removeprefix("between_")
-        noisy = table in ("contrasts", "variants", "choices") and name in NOISY
+        noisy = table in ("contrasts", "variants", "choices", "orders") and name in NOISY
         limit = NOISE if noisy else EQUAL_P if name in ("p", "p_adjusted", "power") else EQUAL
         yield noisy, table, column, len(far), far.max(), limit, far.idxmax() if (far > 0).any() else ""
 

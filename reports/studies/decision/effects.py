@@ -75,9 +75,17 @@ class Effect:
 
 
 def effect(
-    cells: Sequence[Cell], runs: Sequence[Run], ways: tuple[str, str], seed: int = 0, draws: int = DRAWS
+    cells: Sequence[Cell],
+    runs: Sequence[Run],
+    ways: Sequence[str],
+    weights: Mapping[str, float] | None = None,
+    seed: int = 0,
+    draws: int = DRAWS,
 ) -> Effect:
     """Return the contrast of `ways` over `cells`, a mean over students of the mean over their runs.
+
+    The contrast is the share by the last way, minus that by the one before if there are two. `weights` of
+    the students replace their mean: 1 and -1 give a difference of two.
 
     The variance is that of runs within students, pooled, plus that over documents (bootstrap, one draw for
     all ways and checkpoints of a cell); the interval is Student's t with the degrees of freedom of the runs.
@@ -98,15 +106,15 @@ def effect(
         equal = np.full((1, cell.documents), 1 / cell.documents)
         resampled = random.multinomial(cell.documents, equal[0], draws) / cell.documents
         for number, run in enumerate(runs):
-            for sign, way in zip((-1, 1), ways, strict=True):
+            for sign, way in zip((1, -1), reversed(ways), strict=False):
                 points[number] += sign * cell.shares(run, way, equal)[0] / len(cells)
                 drawn[number] += sign * cell.shares(run, way, resampled) / len(cells)
     groups = [[n for n, run in enumerate(runs) if run.student == student] for student in students]
+    share = np.array([weights[each] if weights else 1 / len(students) for each in students])
     spread = sum(((points[group] - points[group].mean()) ** 2).sum() for group in groups) / df
-    estimate = float(np.mean([points[group].mean() for group in groups]))
-    over_documents = np.mean([drawn[group].mean(0) for group in groups], axis=0)
-    of_runs = sum(spread / len(group) for group in groups) / len(groups) ** 2
-    document_error = float(over_documents.std(ddof=1))
+    estimate = float(share @ [points[group].mean() for group in groups])
+    of_runs = sum(share**2 * [spread / len(group) for group in groups])
+    document_error = float((share @ [drawn[group].mean(0) for group in groups]).std(ddof=1))
     error = float(np.sqrt(of_runs + document_error**2))
     half = error * float(stats.t.ppf(0.975, df))
     p = float(2 * stats.t.sf(abs(estimate) / error, df)) if error else float(estimate == 0)

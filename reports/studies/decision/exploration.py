@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
@@ -44,12 +45,24 @@ class Variant(NamedTuple):
     effect: Effect
 
 
+class Order(NamedTuple):
+    """What the first of two students keeps more than the second by one way of measuring, in points."""
+
+    teacher: str
+    students: tuple[str, str]
+    of: str
+    way: str
+    effect: Effect
+
+
 @dataclass(frozen=True)
 class Explored:
     """Everything that was explored on one teacher."""
 
     unfound: tuple[Unfound, ...]
     variants: tuple[Variant, ...]
+    orders: tuple[Order, ...]
+    """Of the students that all teachers have."""
 
 
 def explore(
@@ -64,7 +77,9 @@ def explore(
         runs: of its students.
     """
     return Explored(
-        tuple(_unfound(name, admitted["needles"])), tuple(_variants(protocol, name, admitted, runs))
+        tuple(_unfound(name, admitted["needles"])),
+        tuple(_variants(protocol, name, admitted, runs)),
+        tuple(_orders(protocol, name, admitted, runs)),
     )
 
 
@@ -98,6 +113,20 @@ def _variants(
             own = [run for run in runs if run.student in chosen]
             if own and cells:
                 yield Variant(name, contrast, chosen, family, change, effect(cells, own, question.ways))
+
+
+def _orders(
+    protocol: Protocol, name: str, admitted: Mapping[str, Sequence[Cell]], runs: Sequence[Run]
+) -> Iterator[Order]:
+    common = set.intersection(*(set(teacher.students) for teacher in protocol.teachers.values()))
+    found = [each for each in protocol.teachers[name].students if each in common]
+    repeated = [each for each in found if sum(run.student == each for run in runs) > 1]
+    for first, second in combinations(repeated, 2):
+        own = [run for run in runs if run.student in (first, second)]
+        for of, cells in admitted.items():
+            for way in cells[0].teacher if cells else ():
+                found_effect = effect(cells, own, (way,), {first: 1.0, second: -1.0})
+                yield Order(name, (first, second), of, way, found_effect)
 
 
 def _changes(

@@ -23,7 +23,7 @@ from evalsuite.reports.studies.decision.analysis import (
     corrected,
 )
 from evalsuite.reports.studies.decision.effects import Effect
-from evalsuite.reports.studies.decision.exploration import Variant
+from evalsuite.reports.studies.decision.exploration import Order, Variant
 from evalsuite.reports.studies.decision.objections import Study, objections
 from evalsuite.reports.studies.decision.protocol import Protocol, control
 
@@ -36,14 +36,13 @@ def write_page(
 ) -> Path:
     """Write README.md, and the tables as CSV files; return the page.
 
-    `earlier` are the findings on the exploratory half: a page of the held-out one compares both, and their
-    tables are written below `exploratory/`.
+    `earlier` are the findings on the exploratory half, with which a page of the held-out one compares.
     """
     rows = corrected(protocol, findings)
     _write_tables(findings, rows, out)
     before = corrected(protocol, earlier)
     if earlier:
-        _write_tables(earlier, before, out / earlier[0].half)
+        _write_csv(out / f"contrasts-{earlier[0].half}.csv", [_contrast_cells(row) for row in before])
     page = out / "README.md"
     write_text(page, "\n\n".join(_sections(protocol, findings, rows, before, out)) + "\n")
     return page
@@ -60,6 +59,7 @@ def _write_tables(findings: Sequence[Findings], rows: Sequence[Row], out: Path) 
     _write_csv(
         out / "variants.csv", [_variant_cells(row) for each in findings for row in each.explored.variants]
     )
+    _write_csv(out / "orders.csv", [_variant_cells(row) for each in findings for row in each.explored.orders])
     _write_csv(out / "noise.csv", [row._asdict() for each in findings for row in each.noise])
     choices = [(each.name, choice) for each in findings for choice in each.choices]
     _write_csv(
@@ -86,6 +86,7 @@ def _sections(
         _summary(protocol, findings, rows),
         _ways(protocol),
         *_choices(findings),
+        *_orders(findings),
         *_both_halves(protocol, findings, rows, before),
     ]
     for each in findings:
@@ -156,6 +157,28 @@ def _bold(row: Row | None, protocol: Protocol) -> str:
     return f"**{found}**" if row.p_adjusted is not None and row.p_adjusted < protocol.power.alpha else found
 
 
+def _orders(findings: Sequence[Findings]) -> list[str]:
+    """Differences of two students that all of several teachers have."""
+    by_measure: dict[tuple[str, ...], dict[str, str]] = {}
+    for each in findings:
+        for row in each.explored.orders:
+            line = by_measure.setdefault((*row.students, row.of, row.way), {})
+            line[each.name] = _interval(row.effect)
+    lines = [
+        [f"`{first}` − `{second}`", of.replace("_", " "), way, *(line[each.name] for each in findings)]
+        for (first, second, of, way), line in by_measure.items()
+        if len(line) == len(findings) > 1
+    ]
+    if not lines:
+        return []
+    return [
+        "## Is the order of mixers the same?",
+        "Explored, not in the protocol, and not corrected for the number of comparisons: the share that one "
+        "student keeps minus that of another, in points of the teacher's lead, over runs and documents.",
+        table(["students", "of", "way", *(each.teacher.title for each in findings)], lines),
+    ]
+
+
 def _both_halves(
     protocol: Protocol, findings: Sequence[Findings], rows: Sequence[Row], before: Sequence[Row]
 ) -> list[str]:
@@ -179,7 +202,7 @@ def _both_halves(
         "## Both halves",
         "The exploratory half was looked at while the analysis was written; the held-out half, with keys, "
         "values and haystacks of its own, was scored once, after the last run. Short and completion tasks "
-        "have one half. Tables of the exploratory half are below `exploratory/`.",
+        "have one half. All contrasts of the exploratory half: `contrasts-exploratory.csv`.",
         table(["contrast", "family", "teacher", "exploratory", "held-out"], lines),
     ]
 
@@ -210,7 +233,7 @@ def _recompute(protocol: Protocol, findings: Sequence[Findings]) -> str:
         "scores, and which completion tasks count, it takes over. "
         f"All responses are in {shards}. "
         "Tables: `contrasts.csv`, `leads.csv`, `shares.csv`, `unfound.csv`, `variants.csv`, `noise.csv`, "
-        "`choices.csv`."
+        "`choices.csv`, `orders.csv`."
         "\n\n```\n" + "\n".join(lines) + "\n```"
     )
 
@@ -397,7 +420,7 @@ def _contrast_cells(row: Row) -> dict[str, object]:
     return cells
 
 
-def _variant_cells(row: Variant) -> dict[str, object]:
+def _variant_cells(row: Variant | Order) -> dict[str, object]:
     cells = row._asdict() | {"students": " ".join(row.students)}
     return _without(cells, "effect") | {
         key: getattr(row.effect, key)

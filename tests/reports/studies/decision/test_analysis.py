@@ -228,6 +228,25 @@ def test_variants_change_only_what_they_name(study: SimpleNamespace, found: Find
     assert not any("sliding_window" in students for _, students, _ in variants)
 
 
+def test_students_that_all_teachers_have_are_compared(found: Findings) -> None:
+    orders = {(row.students, row.of, row.way): row.effect for row in found.explored.orders}
+    ways = {(share.of, share.way) for share in found.shares if share.admitted}
+    assert set(orders) == {(("kda", "gated_deltanet"), *way) for way in ways}
+    for (students, *place), effect in orders.items():
+        kept = [
+            np.mean(
+                [
+                    share.share
+                    for share in found.shares
+                    if share.admitted and [share.of, share.way] == place and share.run.student == student
+                ]
+            )
+            for student in students
+        ]
+        assert effect.estimate == pytest.approx(kept[0] - kept[1])
+        assert (effect.df, effect.runs) == (2, 4)
+
+
 def test_noise_alone_fits_the_easy_way(study: SimpleNamespace, found: Findings) -> None:
     (pure, _) = found.noise
     assert (pure.family, pure.found) == (
@@ -286,7 +305,7 @@ def test_the_held_out_half_tells_what_a_choice_costs(study: SimpleNamespace, tmp
     assert len(read_csv(tmp_path / "page" / "choices.csv")) == len(chosen)
     halves = [
         {(row["family"], row["contrast"]): row["estimate"] for row in read_csv(path)}
-        for path in (tmp_path / "page/exploratory/contrasts.csv", tmp_path / "page/contrasts.csv")
+        for path in (tmp_path / "page/contrasts-exploratory.csv", tmp_path / "page/contrasts.csv")
     ]
     [line] = [line for line in page.splitlines() if line.startswith("| `distractors` | pure | SmolLM2")]
     earlier, later = (signed(float(half["pure", "distractors"])) for half in halves)
