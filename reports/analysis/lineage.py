@@ -88,6 +88,14 @@ class Lineage:
         """Whether all layers use the same mixer, and no recurrence has a window."""
         return not self.is_hybrid and not self.windows.keys() - {"sliding_window"}
 
+    @property
+    def family(self) -> str:
+        """Such as ``KDA``, or ``KDA hybrids`` with other layers or windows; empty if unknown."""
+        main = self.main_mixer
+        if main is None:
+            return ""
+        return self.titles.get(main, main) + ("" if self.is_plain else " hybrids")
+
     def describe_mixers(self) -> str:
         """Such as ``Gated DeltaNet`` or ``8 × softmax + 22 × GLA (window 256)``; empty if unknown."""
         counts = Counter(self.mixers)

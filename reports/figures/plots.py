@@ -1,9 +1,9 @@
 """The kinds of figures that several sections share: curves, scatters, heatmaps and rank changes."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from math import isfinite
+from math import isfinite, log10
 from statistics import fmean
 from typing import Any
 
@@ -25,6 +25,8 @@ from evalsuite.reports.statistics.intervals import Interval
 
 FEW_MARKS = 8
 """A scatter of more checkpoints takes the whole width, so that their names have room."""
+GREY_POINTS = 20
+"""A grey line has fewer than twice as many."""
 WIDE, NARROW, MARGIN = 800, 460, 80
 """Pixels of a figure and of what is around its plot."""
 Ticks = Sequence[tuple[float, str]]
@@ -49,6 +51,8 @@ class Curve:
 
     name: str
     points: tuple[Point, ...]
+    family: str = ""
+    """Curves of one family share a panel of small multiples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +107,7 @@ def curves(
     height: int = 300,
     is_step: bool = False,
     table: Values | None = None,
+    behind: Sequence[Curve] = (),
 ) -> Figure:
     """Curves with intervals; points with the same x, such as seeds, are joined at their mean.
 
@@ -117,6 +122,7 @@ def curves(
         height: pixels of the plot without its legend.
         is_step: whether a value holds until the next point.
         table: the values, if not one row per point.
+        behind: curves that are grey lines without names, in front of which those of `series` stand.
     """
     traces = [trace for index, curve in enumerate(series) for trace in _curve(curve, index, is_step)]
     shapes = []
@@ -124,8 +130,14 @@ def curves(
         shapes.append(_line(x0=0, x1=1, xref="paper", y0=reference, y1=reference))
     if marker is not None:
         shapes.append(_line(y0=0, y1=1, yref="paper", x0=marker, x1=marker))
+    x_layout = x_axis.layout()
+    if behind:
+        traces = [_grey(behind, is_step), *traces]
+        places = {point.x for curve in series for point in curve.points}
+        if len(places) > 1:
+            x_layout["range"] = _range(places, x_axis.is_log)
     layout = {
-        "xaxis": x_axis.layout(),
+        "xaxis": x_layout,
         "yaxis": y_axis.layout(),
         "shapes": shapes,
         "showlegend": len(series) > 1,
@@ -242,11 +254,37 @@ def _curve(curve: Curve, index: int, is_step: bool) -> list[go.Scatter]:
     if len({point.x for point in points}) == len(points):
         # Many discs would hide the line.
         return [go.Scatter(mode="lines+markers" if len(points) <= 24 else "lines", **dots, **style)]
-    middles = [(x, fmean(p.y for p in group)) for x, group in groupby(points, key=lambda point: point.x)]
+    middles = _middles(points)
     line = go.Scatter(
         x=[x for x, _ in middles], y=[y for _, y in middles], mode="lines", hoverinfo="skip", **style
     )
     return [line, go.Scatter(mode="markers", showlegend=False, **dots, **style)]
+
+
+def _middles(points: Sequence[Point]) -> list[tuple[float, float]]:
+    """Each x of sorted points with the mean of their y."""
+    return [(x, fmean(p.y for p in group)) for x, group in groupby(points, key=lambda point: point.x)]
+
+
+def _grey(series: Sequence[Curve], is_step: bool) -> go.Scatter:
+    """All curves as one trace, which a point without a value interrupts."""
+    x: list[float | None] = []
+    y: list[float | None] = []
+    for curve in series:
+        middles = _middles(sorted(curve.points, key=lambda point: point.x))
+        # Every panel has the grey lines of all others; a step is where it is.
+        stride = 1 if is_step else 1 + len(middles) // GREY_POINTS
+        x += [*(place for place, _ in middles[::stride]), None]
+        y += [*(mean for _, mean in middles[::stride]), None]
+    line = {"color": "var(--ref)", "width": 1, "shape": "hv" if is_step else "linear"}
+    return go.Scatter(x=x, y=y, mode="lines", line=line, opacity=0.4, hoverinfo="skip", showlegend=False)
+
+
+def _range(values: Collection[float], is_log: bool) -> list[float]:
+    """Both ends of an axis around values; exponents of ten on a logarithmic one."""
+    at = [log10(value) for value in values] if is_log else values
+    rest = 0.04 * (max(at) - min(at))
+    return [min(at) - rest, max(at) + rest]
 
 
 def _line(**place: Any) -> dict[str, Any]:

@@ -17,10 +17,12 @@ from markupsafe import Markup
 
 from evalsuite.reports import formatting
 from evalsuite.reports.analysis.bootstrap_sample import Estimate
+from evalsuite.reports.analysis.lineage import lineage_of
 from evalsuite.reports.analysis.result_tensor import ResultTensor
 from evalsuite.reports.blocks import Block, Part, Text, Texts, charts
 from evalsuite.reports.figures.figure import Figure, Values
-from evalsuite.reports.figures.plots import Axis, Curve, Point, curves, heatmap
+from evalsuite.reports.figures.plots import Axis, Curve, Point, heatmap
+from evalsuite.reports.figures.small_multiples import small_multiples
 from evalsuite.reports.measure import MEASURES, Measure
 from evalsuite.reports.records.probes import SEGMENTS, read_probes
 from evalsuite.reports.report import Report
@@ -235,6 +237,10 @@ def _label(report: Report, row: ProbeRow) -> str:
     return report.checkpoints[row.checkpoint].label
 
 
+def _family(report: Report, row: ProbeRow) -> str:
+    return lineage_of(report.checkpoints[row.checkpoint].plan).family
+
+
 def _question(rows: Sequence[ProbeRow], kind: str = "all") -> list[ProbeRow]:
     return [row for row in rows if row.segment == "question" and row.kind == kind]
 
@@ -286,8 +292,8 @@ def _percent(share: float) -> str:
 def _figures(report: Report, rows: Sequence[ProbeRow]) -> list[Figure]:
     question, answers = _question(rows), _question(rows, "answer")
     after = [row for row in rows if (row.segment, row.kind) == ("after", "all")]
-    figures = [
-        _by_layer(
+    return [
+        *_by_layer(
             report,
             question,
             lambda row: row.retained,
@@ -299,7 +305,7 @@ def _figures(report: Report, rows: Sequence[ProbeRow]) -> list[Figure]:
             ),
             axis=Axis("retained", suffix=" %", low=0),
         ),
-        _by_layer(
+        *_by_layer(
             report,
             question,
             lambda row: row.readout,
@@ -311,7 +317,7 @@ def _figures(report: Report, rows: Sequence[ProbeRow]) -> list[Figure]:
             ),
             axis=Axis("weight on the value", suffix=" %", low=0),
         ),
-        _by_layer(
+        *_by_layer(
             report,
             after,
             lambda row: row.longest_half_life,
@@ -322,10 +328,9 @@ def _figures(report: Report, rows: Sequence[ProbeRow]) -> list[Figure]:
             ),
             axis=Axis("half-life, tokens", is_log=True),
         ),
-        _by_answer(report, answers),
-        _by_depth(report, _question(rows, "depth")),
+        *_by_answer(report, answers),
+        *_by_depth(report, _question(rows, "depth")),
     ]
-    return [each for each in figures if each is not None]
 
 
 def _by_layer(
@@ -337,18 +342,20 @@ def _by_layer(
     caption: str,
     axis: Axis,
     factor: float = 1,
-) -> Figure | None:
-    """A curve per student over its layers; None if no layer has a value."""
+) -> list[Figure]:
+    """A curve per student over its layers; none if no layer has a value."""
     series = [
         Curve(
-            _label(report, mine[0]), tuple(point for row in mine if (point := _point(row, of(row), factor)))
+            _label(report, mine[0]),
+            tuple(point for row in mine if (point := _point(row, of(row), factor))),
+            _family(report, mine[0]),
         )
         for mine in _per_checkpoint(rows)
     ]
     # A student without points stays in the legend, so that colors are the same in every figure.
     if not any(curve.points for curve in series):
-        return None
-    return curves(series, _layer_axis(rows), axis, title=title, caption=caption)
+        return []
+    return small_multiples(series, _layer_axis(rows), axis, title=title, caption=caption)
 
 
 def _layer_axis(rows: Sequence[ProbeRow]) -> Axis:
@@ -372,8 +379,8 @@ def _point(row: ProbeRow, estimate: Estimate, factor: float) -> Point | None:
     return Point(row.layer, found.point, found.low, found.high, label)
 
 
-def _by_answer(report: Report, rows: Sequence[ProbeRow]) -> Figure | None:
-    """Retained share where the needle was found and where not; None unless a student has both."""
+def _by_answer(report: Report, rows: Sequence[ProbeRow]) -> list[Figure]:
+    """Retained share where the needle was found and where not; none unless a student has both."""
     series = []
     for mine in _per_checkpoint(rows):
         if {row.group for row in mine} != {FOUND, MISSED}:
@@ -382,10 +389,10 @@ def _by_answer(report: Report, rows: Sequence[ProbeRow]) -> Figure | None:
             members = [row for row in mine if row.group == group]
             points = [point for row in members if (point := _point(row, row.retained, 100))]
             name = f"{_label(report, mine[0])}, {group} ({members[0].documents})"
-            series.append(Curve(name, tuple(points)))
+            series.append(Curve(name, tuple(points), _family(report, mine[0])))
     if not series:
-        return None
-    return curves(
+        return []
+    return small_multiples(
         series,
         _layer_axis(rows),
         Axis("retained", suffix=" %", low=0),
@@ -394,7 +401,7 @@ def _by_answer(report: Report, rows: Sequence[ProbeRow]) -> Figure | None:
     )
 
 
-def _by_depth(report: Report, rows: Sequence[ProbeRow]) -> Figure | None:
+def _by_depth(report: Report, rows: Sequence[ProbeRow]) -> list[Figure]:
     """Retained share by the needle's depth, mean over the recurrent layers."""
     groups = list(dict.fromkeys(row.group for row in rows))
     series = []
@@ -406,10 +413,10 @@ def _by_depth(report: Report, rows: Sequence[ProbeRow]) -> Figure | None:
                 share = 100 * fmean(shares)
                 points.append(Point(place, share, label=f"{_label(report, mine[0])}, {group}: {share:.4g} %"))
         if points:
-            series.append(Curve(_label(report, mine[0]), tuple(points)))
+            series.append(Curve(_label(report, mine[0]), tuple(points), _family(report, mine[0])))
     if not series or len(groups) < 2:
-        return None
-    return curves(
+        return []
+    return small_multiples(
         series,
         Axis("depth of the needle", ticks=tuple(enumerate(groups))),
         Axis("retained", suffix=" %", low=0),

@@ -8,7 +8,8 @@ import numpy as np
 from evalsuite.reports import formatting
 from evalsuite.reports.analysis.lineage import lineage_of
 from evalsuite.reports.figures.figure import Figure, Values
-from evalsuite.reports.figures.plots import Axis, Curve, Point, curves
+from evalsuite.reports.figures.plots import Axis, Curve, Point
+from evalsuite.reports.figures.small_multiples import small_multiples
 from evalsuite.reports.measure import MEASURES, Measure
 from evalsuite.reports.records.loss_curves import LossCurve, read_loss_curves
 from evalsuite.reports.report import Report
@@ -47,6 +48,8 @@ class Trained:
 
     curve: LossCurve
     objective: str
+    family: str
+    """Of its mixers; empty if unknown."""
 
 
 def trained(report: Report) -> list[Trained]:
@@ -56,23 +59,25 @@ def trained(report: Report) -> list[Trained]:
         for checkpoint in report.checkpoints
         for stage in lineage_of(checkpoint.plan).stages
     }
+    families = {each.label: lineage_of(each.plan).family for each in report.checkpoints}
     found = []
     for losses in report.of(loss_curves):
         # A student without scores has no lineage; it takes the objective of the stage if there is only one.
         known = {objective for (_, stage), objective in objectives.items() if stage == losses.stage}
         default = known.pop() if len(known) == 1 else ""
-        found.append(Trained(losses, objectives.get((losses.label, losses.stage), default)))
+        objective = objectives.get((losses.label, losses.stage), default)
+        found.append(Trained(losses, objective, families.get(losses.label, "")))
     return found
 
 
 def training_views(report: Report) -> list[Figure]:
-    """Charts per stage, in the order of the first student's stages.
+    """Charts per stage, in the order of the first student's stages; of many students, one a family.
 
     Losses of different objectives, such as KL and cross entropy, are not drawn in one chart.
     """
-    stages: dict[str, dict[str, list[LossCurve]]] = {}
+    stages: dict[str, dict[str, list[Trained]]] = {}
     for each in trained(report):
-        stages.setdefault(each.curve.stage, {}).setdefault(each.objective, []).append(each.curve)
+        stages.setdefault(each.curve.stage, {}).setdefault(each.objective, []).append(each)
     views = []
     for stage, by_objective in stages.items():
         for objective, found in by_objective.items():
@@ -82,31 +87,30 @@ def training_views(report: Report) -> list[Figure]:
     return views
 
 
-def _validation_charts(stage: str, found: Sequence[LossCurve]) -> list[Figure]:
-    """One chart per measurement that two steps of the stage or more have, whatever the objectives."""
+def _validation_charts(stage: str, found: Sequence[Trained]) -> list[Figure]:
+    """Charts per measurement that two steps of the stage or more have, whatever the objectives."""
     charts = []
     for name, (title, unit) in VALIDATION.items():
         series = [
             Curve(
-                curve.label,
+                each.curve.label,
                 tuple(
-                    Point(at, value, label=f"{curve.label} at {formatting.tokens(at)}: {value:.4g}")
+                    Point(at, value, label=f"{each.curve.label} at {formatting.tokens(at)}: {value:.4g}")
                     for at, value in points
                 ),
+                each.family,
             )
-            for curve in found
-            if (points := curve.validation.get(name))
+            for each in found
+            if (points := each.curve.validation.get(name))
         ]
         if len({point.x for curve in series for point in curve.points}) > 1:
-            charts.append(
-                curves(
-                    series,
-                    Axis("training tokens"),
-                    Axis(unit),
-                    title=f"{title} in stage '{stage}'",
-                    caption=HELD_OUT if len(series) > 1 else f"{series[0].name}. {HELD_OUT}",
-                    table=_final_values(series, unit),
-                )
+            charts += small_multiples(
+                series,
+                Axis("training tokens"),
+                Axis(unit),
+                title=f"{title} in stage '{stage}'",
+                caption=HELD_OUT if len(series) > 1 else f"{series[0].name}. {HELD_OUT}",
+                table=_final_values(series, unit),
             )
     return charts
 
@@ -117,8 +121,8 @@ def _final_values(series: Sequence[Curve], what: str) -> Values:
     )
 
 
-def _charts(stage: str, found: Sequence[LossCurve]) -> list[Figure]:
-    series = [Curve(losses.label, _means(losses)) for losses in found]
+def _charts(stage: str, found: Sequence[Trained]) -> list[Figure]:
+    series = [Curve(each.curve.label, _means(each.curve), each.family) for each in found]
     if len({point.x for curve in series for point in curve.points}) < 2:
         return []
     median = float(np.median([curve.points[-1].y for curve in series]))
@@ -128,7 +132,9 @@ def _charts(stage: str, found: Sequence[LossCurve]) -> list[Figure]:
         if (alike := [curve for curve in series if _outlier_side(curve.points[-1].y, median) == side])
     ]
     return [
-        curves(
+        chart
+        for number, part in enumerate(parts, 1)
+        for chart in small_multiples(
             part,
             Axis("training tokens"),
             Axis("loss"),
@@ -136,7 +142,6 @@ def _charts(stage: str, found: Sequence[LossCurve]) -> list[Figure]:
             caption=CAPTION if len(part) > 1 else f"{part[0].name}. {CAPTION}",
             table=_final_values(part, "loss"),
         )
-        for number, part in enumerate(parts, 1)
     ]
 
 

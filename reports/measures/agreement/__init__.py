@@ -9,9 +9,11 @@ import plotly.graph_objects as go
 from evalsuite.reports import formatting
 from evalsuite.reports.analysis.bootstrap_sample import Estimate
 from evalsuite.reports.analysis.flips import Flip
+from evalsuite.reports.analysis.lineage import lineage_of
 from evalsuite.reports.analysis.scopes import ALL, INFORMATIVE
 from evalsuite.reports.figures.figure import Figure, Values, figure, text
-from evalsuite.reports.figures.plots import FEW_MARKS, Axis, Curve, Mark, Point, curves, scatter
+from evalsuite.reports.figures.plots import FEW_MARKS, Axis, Curve, Mark, Point, scatter
+from evalsuite.reports.figures.small_multiples import small_multiples
 from evalsuite.reports.measure import MEASURES, Measure
 from evalsuite.reports.measures.agreement.rows import (
     WHY,
@@ -98,7 +100,7 @@ def _figures(report: Report) -> list[Figure]:
             for student in report.students()
             if (row := agreement_with_teacher(report, student, protocol, scope)) is not None
         ]
-        made = _scatter(report, rows, protocol), _flips(report, rows, protocol), _tolerance(report, protocol)
+        made = _scatter(report, rows, protocol), _flips(report, rows, protocol), *_tolerance(report, protocol)
         figures += [each for each in made if each is not None]
     return figures
 
@@ -239,7 +241,7 @@ def _flips(report: Report, rows: list[AgreementRow], protocol: str) -> Figure | 
     )
 
 
-def _tolerance(report: Report, protocol: str) -> Figure | None:
+def _tolerance(report: Report, protocol: str) -> list[Figure]:
     """Tolerance curves over the informative benchmarks, or over all where none is informative."""
     every = [row for row in report.of(tolerances) if row.protocol == protocol]
     scope = _scope(every, protocol)
@@ -248,9 +250,9 @@ def _tolerance(report: Report, protocol: str) -> Figure | None:
         key=lambda row: row.critical_half.point,
     )
     if not rows:
-        return None
+        return []
     labels = [report.checkpoints[row.checkpoint].label for row in rows]
-    return curves(
+    return small_multiples(
         [
             Curve(
                 label,
@@ -258,15 +260,16 @@ def _tolerance(report: Report, protocol: str) -> Figure | None:
                     Point(100 * alpha, 100 * share.point)
                     for alpha, share in zip(row.alphas, row.curve, strict=True)
                 ),
+                lineage_of(report.checkpoints[row.checkpoint].plan).family,
             )
             for label, row in zip(labels, rows, strict=True)
         ],
         Axis("tolerance α, % of the teacher's score"),
-        Axis(f"C(α), % of {'informative ' if scope == INFORMATIVE else ''}benchmarks", low=0),
+        Axis("C(α), % of benchmarks", low=0),
         title=f"Tolerance, {formatting.PROTOCOL_TITLES[protocol]}",
         caption=(
-            "Share of benchmarks on which a student is within α of its teacher; α* is where it reaches half "
-            "(arXiv 2603.15590)."
+            f"Share of {'informative ' if scope == INFORMATIVE else ''}benchmarks on which a student is "
+            "within α of its teacher; α* is where it reaches half (arXiv 2603.15590)."
         ),
         height=320,
         is_step=True,
