@@ -1,6 +1,6 @@
 """`compare`: build the report of one or more runs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,8 +17,8 @@ from evalsuite.reports.gate.outputs import verdict_json, write_verdict
 from evalsuite.reports.gate.policy import Policy
 from evalsuite.reports.gate.run import apply_policy
 from evalsuite.reports.gate.verdict import Verdict
+from evalsuite.reports.measures.students import PolicyVerdicts, policy_verdicts
 from evalsuite.reports.measures.students import Verdict as StudentVerdict
-from evalsuite.reports.measures.students import policy_verdicts
 from evalsuite.reports.page.render import render_page
 from evalsuite.reports.page.samples import Questions, remove_samples, write_samples
 from evalsuite.reports.records.run_selection import RunSelection
@@ -96,10 +96,7 @@ def compare(
     if redacted:
         report = redact(report)
     if verdict is not None:
-        words: Mapping[str, StudentVerdict] | None = {
-            label: _WORDS[outcome] for label, outcome in verdict.by_checkpoint.items()
-        }
-        report = report.having(policy_verdicts, words)
+        report = report.having(policy_verdicts, _of_students(verdict))
     out = Path(out)
     questions = None if redacted else questions
     tables, problems = measures.computed(report)
@@ -130,6 +127,11 @@ def compare(
     if verdict is not None:
         files += write_verdict(verdict, out)
     return Comparison(report, out, tuple(files), verdict)
+
+
+def _of_students(verdict: Verdict) -> PolicyVerdicts | None:
+    words = {label: _WORDS[outcome] for label, outcome in verdict.by_checkpoint.items()}
+    return PolicyVerdicts(f"policy {verdict.policy}" if verdict.policy else "the policy", words)
 
 
 def _markdown(report: Report, verdict: Verdict | None) -> str:

@@ -7,7 +7,14 @@ from evalsuite.reports.analysis.rows import AverageRow, GapRow
 from evalsuite.reports.analysis.scopes import ALL, INFORMATIVE
 from evalsuite.reports.formatting import CATEGORY_TITLES, PROTOCOL_TITLES, best_student, percent
 from evalsuite.reports.measures.agreement import agreement_with_teacher
-from evalsuite.reports.measures.students import BAR, NEEDLES, SHIPPED, StudentRow, student_rows
+from evalsuite.reports.measures.students import (
+    BAR,
+    NEEDLES,
+    SHIPPED,
+    StudentRow,
+    policy_verdicts,
+    student_rows,
+)
 from evalsuite.reports.report import Report
 
 
@@ -21,6 +28,8 @@ def headline(report: Report) -> str:
     if len(ways) < 2:
         return recovery_sentence(report)
     first = next((row for row in rows if row.verdict in SHIPPED), rows[0])
+    given = report.of(policy_verdicts)
+    policy = "the default policy" if given is None else given.policy
     label = report.checkpoints[first.checkpoint].label
     kept = ", ".join(
         f"{percent(share.point)} % {_by(first, way)}"
@@ -31,14 +40,14 @@ def headline(report: Report) -> str:
     if first.verdict == "keeps":
         return f"Ship {label}: of its teacher's lead it keeps {rest}"
     if first.verdict == "passes":
-        return f"Ship {label}: it passes the policy, and of its teacher's lead it keeps {rest}"
+        return f"Ship {label}: it passes {policy}, and of its teacher's lead it keeps {rest}"
     if all(row.verdict == "loses" for row in rows):
         return (
             f"No student keeps {100 * BAR:g} % of its teacher's lead in every way. {label} loses least: it "
             f"keeps {rest}"
         )
     if all(row.verdict == "fails" for row in rows):
-        return f"No student passes the policy. {label} loses least: of its teacher's lead it keeps {rest}"
+        return f"No student passes {policy}. {label} loses least: of its teacher's lead it keeps {rest}"
     return f"{label} loses least: of its teacher's lead it keeps {rest}"
 
 

@@ -1,6 +1,7 @@
 """The gate on a report: rules decided on the intervals of report.json, without the documents of the runs.
 
-The ends of 95 % intervals are those of the report; p-values and other levels take normal tails through them.
+The policy of `compare --policy` was decided on the documents: the report holds its verdict. Of others, the
+ends of 95 % intervals are those of the report; p-values and other levels take normal tails through them.
 A rule that needs documents is not measured, and says so.
 """
 
@@ -17,6 +18,7 @@ from evalsuite.foundation.taxonomy import PROTOCOL_TITLES
 from evalsuite.foundation.typed import from_json
 from evalsuite.reports.analysis.scopes import weights_of
 from evalsuite.reports.exports.report_json import SCHEMA
+from evalsuite.reports.gate.outputs import verdict_from_json
 from evalsuite.reports.gate.policy import Policy, PolicyRule
 from evalsuite.reports.gate.run import Task, decided, protocols_of, publish, verdict_of, without_student
 from evalsuite.reports.gate.verdict import Verdict
@@ -48,6 +50,8 @@ def gate_report(
 ) -> Verdict:
     """Apply a policy to a report. Writes files and the job's summary as `run_gate` does.
 
+    A report that was written with this policy holds its verdict, which the documents of the runs decided.
+
     Args:
         path: report.json.
         policy: the rules.
@@ -67,7 +71,11 @@ def gate_report(
             "`evalsuite compare`"
         )
     try:
-        verdict = _verdict(_Report(values), policy, checkpoints)
+        held = values.get("gate")
+        if held is not None and not checkpoints and held.get("policy", {}).get("id") == policy.identity:
+            verdict = verdict_from_json(held, str(path))
+        else:
+            verdict = _verdict(_Report(values), policy, checkpoints)
     except (KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
         raise DataError(f"{path}: a damaged report ({type(error).__name__}: {error})") from error
     return publish(verdict, out)

@@ -2,10 +2,12 @@
 
 import re
 import xml.etree.ElementTree as ET
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from evalsuite.foundation import write_json, write_text
+from evalsuite.foundation.typed import from_json
 from evalsuite.reports.gate.decide import INCONCLUSIVE, PASS, REGRESSION, UNMEASURED
 from evalsuite.reports.gate.verdict import RuleResult, Verdict
 from evalsuite.reports.json_values import to_json
@@ -94,9 +96,28 @@ def verdict_json(verdict: Verdict) -> dict[str, Any]:
         "schema": SCHEMA,
         "exit_code": verdict.exit_code,
         "verdict": verdict.word,
+        "policy": {"name": verdict.policy, "id": verdict.policy_id},
         "results": [{**to_json(d), "sentence": d.sentence} for d in verdict.results],
+        "tolerated": verdict.tolerated,
         "warnings": list(verdict.warnings),
     }
+
+
+def verdict_from_json(values: Mapping[str, Any], source: str) -> Verdict:
+    """The verdict that `verdict_json` wrote.
+
+    Raises:
+        DataError: a result with an unknown key or a value of another type; the message names `source`.
+    """
+    results = [{key: each for key, each in row.items() if key != "sentence"} for row in values["results"]]
+    return Verdict(
+        tuple(from_json(each, RuleResult, source) for each in results),
+        values["exit_code"],
+        values["tolerated"],
+        tuple(values["warnings"]),
+        values["policy"]["name"],
+        values["policy"]["id"],
+    )
 
 
 def _look_at(result: RuleResult) -> list[str]:

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from evalsuite.foundation import ConfigError, nearest
+from evalsuite.foundation import ConfigError, content_hash, nearest
 from evalsuite.foundation.strict import Strict, parse
 from evalsuite.foundation.strict_yaml import read_yaml
 from evalsuite.reports.measure import problems
@@ -126,6 +126,8 @@ class Policy(Strict):
     """The rules of a gate."""
 
     schema_: Literal[2] = Field(default=2, alias="schema")
+    name: str = ""
+    """What pages call it; default: the name of the file."""
     confidence: float = Field(default=0.95, gt=0.5, lt=1)
     """Level of the deciding intervals; the rate of false alarms over all rules stays below 1 − confidence."""
     inconclusive: Literal["stop", "tolerate"] = "stop"
@@ -169,6 +171,11 @@ class Policy(Strict):
                 )
         return self
 
+    @property
+    def identity(self) -> str:
+        """Hash of all that decides; the name does not."""
+        return content_hash(self.model_dump(mode="json", exclude={"name"}))
+
     def with_options(self, **given: Any) -> "Policy":
         """Return the policy with options of a call; those that are None or empty change nothing.
 
@@ -207,7 +214,7 @@ def load_policy(path: Path) -> Policy:
         else rule
         for rule in policy.rules
     )
-    return policy.model_copy(update={"rules": rules})
+    return policy.model_copy(update={"rules": rules, "name": policy.name or path.name})
 
 
 def options() -> dict[str, tuple[str, RuleMetric]]:

@@ -247,4 +247,6 @@ def verdict_of(results: Sequence[RuleResult], policy: Policy, warnings: tuple[st
         code = EXIT[INCONCLUSIVE]
     else:
         code = EXIT[PASS]
-    return Verdict(tuple(results), code, undecided if code == 0 else 0, warnings)
+    return Verdict(
+        tuple(results), code, undecided if code == 0 else 0, warnings, policy.name, policy.identity
+    )

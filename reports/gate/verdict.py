@@ -162,6 +162,10 @@ class Verdict:
     tolerated: int
     """Number of inconclusive results that the policy tolerates."""
     warnings: tuple[str, ...]
+    policy: str = ""
+    """Name of the policy; empty for the options of a command."""
+    policy_id: str = ""
+    """`identity` of the policy."""
 
     @property
     def word(self) -> str:

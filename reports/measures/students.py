@@ -60,8 +60,17 @@ class StudentRow:
         return formatting.PROTOCOL_TITLES[way]
 
 
-def policy_verdicts(report: Report) -> Mapping[str, Verdict] | None:
-    """Label of a student → what the policy of `compare --policy` decides; None without a policy."""
+@dataclass(frozen=True, slots=True)
+class PolicyVerdicts:
+    """What the policy of `compare --policy` decides."""
+
+    policy: str
+    """Its name in a sentence, such as `policy gate.yaml`."""
+    by_label: Mapping[str, Verdict]
+
+
+def policy_verdicts(report: Report) -> PolicyVerdicts | None:
+    """The decisions of the policy that the report was made with; None without a policy."""
     return None
 
 
@@ -77,7 +86,9 @@ def student_rows(report: Report) -> list[StudentRow]:
         found += [_row(student, shares[student], demanded, needles) for student in students]
     if verdicts is not None:
         labels = [each.label for each in report.checkpoints]
-        found = [replace(row, verdict=verdicts.get(labels[row.checkpoint], "not gated")) for row in found]
+        found = [
+            replace(row, verdict=verdicts.by_label.get(labels[row.checkpoint], "not gated")) for row in found
+        ]
     return sorted(found, key=_order, reverse=True)
 
 

@@ -39,8 +39,8 @@ def students_section(report: Report) -> StudentsView | None:
 
 def _note(report: Report) -> str:
     contexts = sorted({row.context for row in report.of(student_rows) if row.context is not None})
-    default = f"the default policy, {100 * BAR:g} % in every way"
-    policy = default if report.of(policy_verdicts) is None else "the policy"
+    given = report.of(policy_verdicts)
+    policy = f"the default policy, {100 * BAR:g} % in every way" if given is None else given.policy
     note = f"Sorted by the lowest share. Verdicts are those of {policy}"
     if contexts:
         places = " and ".join(formatting.tokens(context) for context in contexts)

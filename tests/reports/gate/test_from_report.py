@@ -11,7 +11,7 @@ from evalsuite.api import GateConfig, gate
 from evalsuite.cli import main
 from evalsuite.foundation import DataError
 from evalsuite.foundation.strict import parse
-from evalsuite.reports import Policy, run_gate
+from evalsuite.reports import Policy, compare, run_gate
 from evalsuite.reports.exports.compact_json import compact_json
 from evalsuite.reports.exports.report_json import report_json
 from evalsuite.reports.gate.from_report import gate_report
@@ -59,6 +59,33 @@ def test_the_verdict_is_that_of_the_run(name: str, tmp_path: Path) -> None:
         assert (mine.point, mine.low, mine.high) == pytest.approx(
             (theirs.point, theirs.low, theirs.high), abs=0.15 if theirs.unit == "points" else 0.0015
         )
+
+
+@pytest.mark.parametrize("name", ["passing", "failing", "abstaining"])
+def test_the_policy_of_a_report_has_the_verdict_of_its_page(name: str, tmp_path: Path) -> None:
+    # Intervals of a report do not decide the second policy; the documents of the run did.
+    for number, given in enumerate((policy(*RULES), policy("recovery >= 0.5", errors="exclude"))):
+        made = compare([FIXTURES / name], tmp_path / str(number), policy=given, samples=False)
+        renamed = given.model_copy(update={"name": "other.yaml"})
+        held = gate_report(tmp_path / str(number) / "report.json", renamed, out=tmp_path / "gate")
+        assert made.verdict is not None
+        assert held.exit_code == made.verdict.exit_code
+        assert held.by_checkpoint == made.verdict.by_checkpoint
+        assert [each.sentence for each in held.results] == [each.sentence for each in made.verdict.results]
+        assert held.warnings == made.verdict.warnings
+    stricter = gate_report(tmp_path / "0" / "report.json", policy(*RULES, "score >= 0.999"))
+    assert "Decided on the intervals of a report" in stricter.warnings[0]
+    assert stricter.exit_code == 1
+
+
+def test_a_damaged_verdict_of_a_report_is_refused(tmp_path: Path) -> None:
+    given = policy("recovery >= 0.5")
+    compare([FIXTURES / "passing"], tmp_path, policy=given, samples=False)
+    values = json.loads((tmp_path / "report.json").read_text())
+    values["gate"]["results"][0]["outcom"] = "pass"
+    (tmp_path / "report.json").write_text(json.dumps(values))
+    with pytest.raises(DataError, match=r"report\.json: .*outcom"):
+        gate_report(tmp_path / "report.json", given)
 
 
 def test_benchmarks_categories_and_contexts(report: Report, small_run: Path, tmp_path: Path) -> None:

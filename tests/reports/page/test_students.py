@@ -1,13 +1,13 @@
 """The table of students: verdicts, the lowest share, what teachers cannot do, and the headline."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from evalsuite.foundation.strict import parse
-from evalsuite.reports import Policy, compare
+from evalsuite.reports import compare, load_policy
 from evalsuite.reports.headline import headline
 from evalsuite.reports.measures.students import STUDENTS, student_rows
 from evalsuite.reports.page.sections.students import students_section
@@ -168,20 +168,21 @@ def test_verdicts_are_those_of_a_policy(synthetic: SimpleNamespace, tmp_path: Pa
     rule = {"metric": "recovery", "min": 0.9, "protocol": "loglikelihood"}
 
     def verdicts(*rules: dict[str, object]) -> tuple[dict[str, str], str]:
-        policy = parse({"rules": list(rules)}, Policy, "policy")
+        (tmp_path / "mine.yaml").write_text(json.dumps({"schema": 2, "rules": list(rules)}))
+        policy = load_policy(tmp_path / "mine.yaml")
         report = compare([tmp_path / "run"], tmp_path / "out", policy=policy, samples=False).report
         rows = student_rows(report)
         assert (tmp_path / "out" / "students.csv").read_text().count("\n") == 4
-        assert "Verdicts are those of the policy" in (tmp_path / "out" / "index.html").read_text()
+        assert "Verdicts are those of policy mine.yaml" in (tmp_path / "out" / "index.html").read_text()
         return {report.checkpoints[row.checkpoint].label: row.verdict for row in rows}, headline(report)
 
     found, sentence = verdicts(rule)
     assert found == {"window": "passes", "whole": "passes", "weak": "fails"}
-    assert sentence.startswith("Ship whole: it passes the policy, and of its teacher's lead it keeps ")
+    assert sentence.startswith("Ship whole: it passes policy mine.yaml, and of its teacher's lead it keeps ")
     found, sentence = verdicts(rule | {"checkpoints": ["window"]})
     assert found == {"window": "passes", "whole": "not gated", "weak": "not gated"}
-    assert sentence.startswith("Ship window: it passes the policy")
+    assert sentence.startswith("Ship window: it passes policy mine.yaml")
     found, sentence = verdicts({"metric": "score", "min": 0.999, "protocol": "generation"})
     assert set(found.values()) == {"fails"}
-    assert sentence.startswith("No student passes the policy. whole loses least: ")
+    assert sentence.startswith("No student passes policy mine.yaml. whole loses least: ")
     assert verdicts({"metric": "kl", "max": 1.0})[0] == dict.fromkeys(students, "not measured")
