@@ -1,10 +1,11 @@
-"""What `<!-- generate: WHAT -->` may name: configuration classes, the command line, registries."""
+"""What `<!-- generate: WHAT -->` may name: configuration classes, the command line, registries, results."""
 
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
 from docs._generate import commands, fields, registries
+from docs._generate import tables as tables_of_results
 from evalsuite.distill.optim.optimizers import OPTIMIZERS, Optimizer
 from evalsuite.distill.optim.schedules import SCHEDULES, Schedule
 from evalsuite.distill.recipe import Recipe
@@ -35,8 +36,12 @@ def generate(what: str) -> str:
     kind, *names = what.split()
     if kind == "fields":
         return fields.reference(*(load(name) for name in names))
+    if kind == "csv":
+        return tables_of_results.csv_table(names)
     if what not in DIRECTIVES:
-        raise ValueError(f"unknown directive '{what}'; known: fields CLASS …, {', '.join(DIRECTIVES)}")
+        raise ValueError(
+            f"unknown directive '{what}'; known: fields CLASS …, csv FILE …, {', '.join(DIRECTIVES)}"
+        )
     return DIRECTIVES[what]()
 
 

@@ -1,0 +1,47 @@
+"""Tables of pages that are read from tracked results."""
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from docs._generate import reference, tables
+
+
+def test_files_of_one_shape_are_one_table_with_their_studies(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tables, "RESULTS", tmp_path)
+    for name, text in {
+        "one/a/drops.csv": "student,gap\n`kda`,+1.0 (0.2 to 1.8)\n",
+        "two/drops.csv": 'student,gap\n"a, b|c",–\n',
+        "two/other.csv": "student,runs\nkda,3\n",
+        "two/empty.csv": "student,gap\n",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert reference.generate("csv one/a/drops.csv").splitlines() == [
+        "| student | gap |",
+        "| --- | ---: |",
+        "| `kda` | +1.0 (0.2\N{NO-BREAK SPACE}to\N{NO-BREAK SPACE}1.8) |",
+    ]
+    assert reference.generate("csv one/a/drops.csv two/drops.csv").splitlines()[2:] == [
+        "| one/a | `kda` | +1.0 (0.2\N{NO-BREAK SPACE}to\N{NO-BREAK SPACE}1.8) |",
+        "| two | a, b\\|c | – |",
+    ]
+    with pytest.raises(ValueError, match=r"two/other\.csv: its columns are not those of one/a/drops\.csv"):
+        reference.generate("csv one/a/drops.csv two/other.csv")
+    with pytest.raises(ValueError, match=r"two/missing\.csv: no such file"):
+        reference.generate("csv two/missing.csv")
+    with pytest.raises(ValueError, match=r"two/empty\.csv: empty"):
+        reference.generate("csv two/empty.csv")
+
+
+def test_every_drop_of_every_study_is_on_the_page_of_gap_studies(site: Path) -> None:
+    page = (site / "gap-studies.html").read_text().replace("\N{NO-BREAK SPACE}", " ")
+    drops = sorted(tables.RESULTS.rglob("drops.csv"))
+    assert len(drops) >= 4
+    for path in drops:
+        with open(path, newline="") as file:
+            for row in csv.DictReader(file):
+                assert f">{row['gap']}</td>" in page, path
