@@ -402,14 +402,25 @@ def recall_numbers(report: Report) -> Values | None:
         return None
     columns = [f"{titles[kind]}, {formatting.PROTOCOL_TITLES[protocol]}" for kind, protocol in places]
     lines = []
-    for i, checkpoint in enumerate(report.checkpoints):
+    for i in _best_first(report, {key[0]: row for key, row in rows.items() if key[1:] == places[0]}):
         found = [rows.get((i, *place)) for place in places]
         if any(found):
             cells = [(row.score, row.recovery) if row else None for row in found]
             numbers = [text for cell in cells for text in (_estimate(cell, 0), _estimate(cell, 1))]
-            lines.append((checkpoint.label, *numbers))
+            lines.append((report.checkpoints[i].label, *numbers))
     heads = [text for column in columns for text in (f"{column}, %", "recovery, %")]
     return Values(("model", *heads), tuple(lines))
+
+
+def _best_first(report: Report, rows: Mapping[int, RecallRow]) -> list[int]:
+    """All checkpoints, each teacher before its students, and these by their score."""
+
+    def place(i: int) -> tuple[int, bool, float]:
+        teacher = report.checkpoints[i].teacher
+        score = rows[i].score.point if i in rows else None
+        return i if teacher is None else teacher, teacher is not None, -(score or 0.0)
+
+    return sorted(range(len(report.checkpoints)), key=place)
 
 
 def _against_recovery(report: Report) -> Figure | None:

@@ -53,7 +53,8 @@
   });
 
   let printing = false;
-  const shortened = (label, most) => (label.length > most ? `${label.slice(0, most - 1)}…` : label);
+  // Names of students differ at their ends.
+  const shortened = (label, most) => (label.length > most ? `${label.slice(0, most / 2 - 1)}…${label.slice(-most / 2)}` : label);
   const widthOf = (holder) => (printing ? (holder.closest(".full") ? 960 : 460) : holder.clientWidth);
 
   // Where the legend goes, and the height of the figure with it: both follow from the width alone.
@@ -85,7 +86,7 @@
       for (const [name, each] of Object.entries(layout)) {
         if (/^[xy]axis/.test(name) && each.ticktext) {
           // Entities such as &lt; are one letter; they are never cut in half.
-          each.ticktext = each.ticktext.map((label) => (label.includes("&") ? label : shortened(label, 15)));
+          each.ticktext = each.ticktext.map((label) => (label.includes("&") ? label : shortened(label, 16)));
           // The names of so many columns would overlap; hovering tells them.
           if (name.startsWith("x") && each.ticktext.length > 12) each.showticklabels = false;
         }

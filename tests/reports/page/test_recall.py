@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from evalsuite.reports.blocks import Charts, Part
-from evalsuite.reports.measures.recall import recall, recall_section
+from evalsuite.reports.measures.recall import recall, recall_numbers, recall_section
 from evalsuite.reports.report import Report, build_report
 
 
@@ -65,6 +65,15 @@ def test_students_are_placed_by_recovery_and_needles_of_the_shortest_context(
     assert line["y0"] == line["y1"] == pytest.approx(needles[0], rel=1e-4)
     assert "Needles in 512 tokens" in figure.caption
     assert [row[0] for row in figure.table.rows] == ["looks", "forgets"]
+
+
+def test_the_table_begins_with_the_teacher_and_the_student_that_finds_most(
+    synthetic: SimpleNamespace, tmp_path: Path
+) -> None:
+    report = report_of(synthetic, tmp_path, {"forgets": 0.1, "looks": 0.8, "some": 0.4})
+    numbers = recall_numbers(report)
+    assert numbers is not None
+    assert [row[0] for row in numbers.rows] == ["t", "looks", "some", "forgets"]
 
 
 def test_one_student_is_compared_with_none(synthetic: SimpleNamespace, tmp_path: Path) -> None:
