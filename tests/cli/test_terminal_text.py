@@ -31,7 +31,7 @@ def test_names_in_results_are_escaped(
     monkeypatch.setattr(
         "evalsuite.models.checkpoints.describe.describe", lambda path: f"tensor\t{NAME}\nnext line"
     )
-    assert main(["show", "checkpoint", "x"]) == 0
+    assert main(["show", "checkpoint", "pocket"]) == 0
     told = capsys.readouterr().out
     assert told.startswith("tensor\tevil\\x1b[2J\\x1b]0;owned\\x07\\x9b31m\\u202eeman\nnext line")
 
@@ -41,5 +41,5 @@ def test_other_text_is_printed_as_it_is(
 ) -> None:
     text = "模型 · naïve — 97.8 % ± 1.2\u00a0points 🙂"
     monkeypatch.setattr(DESCRIBE, lambda path: text)
-    assert main(["show", "checkpoint", "x"]) == 0
+    assert main(["show", "checkpoint", "pocket"]) == 0
     assert capsys.readouterr().out == text + "\n"

@@ -44,6 +44,8 @@ REFUSED = {
     "run --infer-only --out run": "not a run folder",
     "run --infer-only --teacher ./missing --out built": "./missing: no such folder or file",
     "run arc --infer-only --out built": "holds a run of suite small, not arc",
+    "show checkpoint ./missing": "./missing: no such folder or file",
+    "show checkpoint empty": "empty: no config.json",
     "run --score-only --merge-shards missing.tar.xz --out built": "missing.tar.xz",
 }
 

@@ -1,6 +1,7 @@
 """`evalsuite show`: what can be used (mixers, objectives, scorers, suites, …), and what a checkpoint is."""
 
 import argparse
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
 from typing import Any
@@ -230,6 +231,12 @@ def show_benchmark(arguments: argparse.Namespace) -> int:
 
 def show_checkpoint(arguments: argparse.Namespace) -> int:
     """Describe a checkpoint from its config and file headers."""
+    from evalsuite.models.checkpoints.location import locate_here
+
+    # A wrong path is refused before transformers is imported, which takes seconds.
+    locate_here(arguments.path)
+    if sys.stderr.isatty():
+        print("importing transformers, which counts the layers …", file=sys.stderr)
     from evalsuite.models.checkpoints.describe import describe
 
     print(describe(arguments.path))
