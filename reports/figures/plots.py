@@ -423,14 +423,22 @@ def slopes(
     bounds = [len(lines) - 0.5, -0.5]
     bare = {"showgrid": False, "zeroline": False, "range": bounds, "ticks": ""}
     layout = {
-        "xaxis": {
-            "tickvals": [0, 1],
-            "ticktext": [text(head) for head in heads],
-            "side": "top",
-            "showgrid": False,
-            "zeroline": False,
-            "range": [-0.04, 1.04],
-        },
+        "xaxis": {"showticklabels": False, "showgrid": False, "zeroline": False, "range": [-0.04, 1.04]},
+        # Above the names: on a phone there is no room for both heads above the lines.
+        "annotations": [
+            {
+                "text": text(head),
+                "x": place,
+                "xref": "paper",
+                "xanchor": anchor,
+                "y": 1,
+                "yref": "paper",
+                "yanchor": "bottom",
+                "showarrow": False,
+            }
+            for head, place, anchor in zip(heads, (0, 1), ("right", "left"), strict=True)
+        ],
+        "margin": {"t": 24},
         "yaxis": {**_labels([f"{each.label} {each.left_text}" for each in by_left]), **bare},
         "yaxis2": {
             **_labels([f"{each.right_text} {each.label}" for each in by_right]),
