@@ -77,7 +77,7 @@ def _sections(
     half = findings[0].half
     sections = [
         "# Does log-likelihood hide what generation and recall lose?",
-        _verdict(protocol, findings, rows),
+        _verdict(protocol, findings, rows) + _cost_of_choice(findings),
         f"Needles of the {HALVES[half]} half. Of each teacher's lead over chance, students keep a share by "
         "every way of measuring; a contrast is the share by the second way minus that by the first, in "
         "points: above 0 the first loses more. Intervals (95 %) and p-values are over runs and documents; p "
@@ -253,6 +253,23 @@ def _verdict(protocol: Protocol, findings: Sequence[Findings], rows: Sequence[Ro
         "otherwise": "**By the protocol's rule**",
     }
     return f"{words[key]}: {protocol.claims[key]}"
+
+
+def _cost_of_choice(findings: Sequence[Findings]) -> str:
+    """A sentence on regrets where the held-out half was opened; they are no claim of the protocol."""
+
+    def regrets(each: Findings, start: str) -> list[float]:
+        return [choice.regret for choice in each.choices if choice.measure.startswith(start)]
+
+    short = {each.teacher.title: regrets(each, "short tasks, plain") for each in findings}
+    needles = [regret for each in findings for regret in regrets(each, "needles")]
+    if not needles or not all(short.values()):
+        return ""
+    lost = " and ".join(f"{max(values):.1f} points ({title})" for title, values in short.items())
+    return (
+        f" What short tasks choose finds {lost} fewer needles than the best run; what needles choose, by any "
+        f"of the four ways, at most {max(needles):.1f} fewer."
+    )
 
 
 def _ways(protocol: Protocol) -> str:

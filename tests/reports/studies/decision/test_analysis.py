@@ -300,6 +300,8 @@ def test_the_held_out_half_tells_what_a_choice_costs(study: SimpleNamespace, tmp
     explored = analyse(run, study.protocol, "smollm2")
     page = write_page(study.protocol, [opened], tmp_path / "page", [explored]).read_text()
     assert "Needles of the held-out half." in page
+    dearest = max(choice.regret for choice in opened.choices if choice.measure.startswith("needles"))
+    assert f"by any of the four ways, at most {dearest:.1f} fewer." in page
     chosen_by_kl = chosen["KL on held-out text"]
     assert f"| KL on held-out text | `sliding_window`, seed 0 | {chosen_by_kl.regret:.1f} (" in page
     assert len(read_csv(tmp_path / "page" / "choices.csv")) == len(chosen)
