@@ -268,7 +268,12 @@ def plan_gate(
 
 
 def import_logs(
-    logs: Iterable[Path | str], out: Path | str, *, format: str | None = None, benchmarks: Sequence[str] = ()
+    logs: Iterable[Path | str],
+    out: Path | str,
+    *,
+    format: str | None = None,
+    benchmarks: Sequence[str] = (),
+    data: Path | str | None = None,
 ) -> list[Path]:
     """Import the logs of other harnesses as run folders, for `compare`, `gate`, `export` and `load_run`.
 
@@ -280,6 +285,8 @@ def import_logs(
         out: folder for the run folders.
         format: lm-eval, evalscope, inspect, every-eval-ever or a plugin's; None: recognised by the files.
         benchmarks: only these; all if empty.
+        data: frozen data, whose ids documents get: logs of different harnesses are paired by them. None:
+            documents have ids of their harness.
 
     Raises:
         EvalsuiteError: logs that cannot be read or paired; see `evalsuite.reports.imports.import_logs`.
@@ -287,7 +294,7 @@ def import_logs(
     from evalsuite.imported_logs import find_source, import_as_runs
 
     sources = [find_source(log) if format is None else (format, Path(log)) for log in logs]
-    return import_as_runs(sources, Path(out), benchmarks=benchmarks)
+    return import_as_runs(sources, Path(out), benchmarks=benchmarks, data=data)
 
 
 def export(

@@ -273,6 +273,10 @@ class UnplannedCells:
         _require(bool(self.checkpoints), "'checkpoints': at least one")
 
 
+IMPORTED = "imported from "
+"""Start of the suite of a run folder that was written from a log; the harness follows."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
     """`run.json`: benchmarks, checkpoints, and everything else that the phases and the reports share."""
@@ -317,6 +321,11 @@ class Manifest:
         )
         _require_distinct("fingerprint", [f"{name} of {weights}" for weights, name in identities if name])
         _require_distinct("label", [each.label for each in self.checkpoints])
+
+    @property
+    def harness(self) -> str | None:
+        """The harness whose log this was; None for a run of evalsuite."""
+        return self.suite.removeprefix(IMPORTED) if self.suite.startswith(IMPORTED) else None
 
     @property
     def labels(self) -> dict[str, str]:

@@ -1,13 +1,22 @@
 """Logs of other harnesses among the inputs of `compare` and `gate`."""
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 
-def add_import_options(parser: argparse.ArgumentParser, benchmarks_of: str = "imported logs") -> None:
-    """Add what names logs of other harnesses: the same options for `compare`, `export` and `gate`."""
+def add_import_options(
+    parser: argparse.ArgumentParser, benchmarks_of: str = "imported logs", data_for: str = ""
+) -> None:
+    """Add what names logs of other harnesses: the same options for `compare`, `export` and `gate`.
+
+    Args:
+        parser: of the command.
+        benchmarks_of: what `--benchmark` selects from.
+        data_for: what the command reads frozen data for, besides logs.
+    """
     parser.add_argument(
         "--import",
         nargs="+",
@@ -25,6 +34,13 @@ def add_import_options(parser: argparse.ArgumentParser, benchmarks_of: str = "im
         dest="benchmarks",
         help=f"only these benchmarks of {benchmarks_of} (default: all)",
     )
+    parser.add_argument(
+        "--data",
+        type=Path,
+        metavar="DIR",
+        help="frozen data, as written by `evalsuite prepare`: logs get the ids of its documents, by which "
+        f"those of different harnesses are paired{data_for}",
+    )
 
 
 class Inputs(NamedTuple):
@@ -34,6 +50,8 @@ class Inputs(NamedTuple):
     """Run folders, those of imported logs included."""
     checkpoints: list[str]
     """Neither run folders nor logs."""
+    imported: bool
+    """Whether there were logs."""
 
 
 def read_inputs(
@@ -43,6 +61,7 @@ def read_inputs(
     *,
     suite: Path | str | None = None,
     of_runs: bool = False,
+    reads_data: bool = False,
 ) -> Inputs:
     """Sort inputs into run folders, logs and checkpoints, and import the logs into `<out>/imported`.
 
@@ -52,11 +71,12 @@ def read_inputs(
         out: folder of the command's output.
         suite: evaluates checkpoints; without it an input that is neither a run folder nor a log is refused.
         of_runs: whether the command selects the benchmarks of run folders, too.
+        reads_data: whether the command has another use of `--data`.
 
     Raises:
-        ConfigError: no inputs, an `--import` that is not FORMAT:PATH, `--benchmark` without logs (unless
-            `of_runs`), logs without `out`, a path that several formats match, or one that is neither a run
-            folder nor a log.
+        ConfigError: no inputs, an `--import` that is not FORMAT:PATH, `--benchmark` or `--data` without logs
+            (unless `of_runs` and `reads_data`), logs without `out`, a path that several formats match, or one
+            that is neither a run folder nor a log.
         DataError: a log that cannot be read or paired.
     """
     from evalsuite.foundation import ConfigError
@@ -83,13 +103,17 @@ def read_inputs(
         raise ConfigError(f"{others[0]}: {_unknown(Path(others[0]))}")
     if options.benchmarks and not (sources or of_runs):
         raise ConfigError("--benchmark applies to imported logs; the inputs are none")
+    if options.data is not None and not (sources or reads_data):
+        raise ConfigError("--data applies to imported logs; the inputs are none")
+    if len(harnesses := sorted({name for name, _ in sources})) > 1 and options.data is None:
+        print(f"logs of {' and '.join(harnesses)} are paired by document with --data only", file=sys.stderr)
     if sources:
         if out is None:
             raise ConfigError(
                 f"{sources[0][1]}: a log of {sources[0][0]}; state with --out where to import it"
             )
-        runs += import_as_runs(sources, out / "imported", benchmarks=options.benchmarks)
-    return Inputs(runs, others)
+        runs += import_as_runs(sources, out / "imported", benchmarks=options.benchmarks, data=options.data)
+    return Inputs(runs, others, bool(sources))
 
 
 def _unknown(path: Path) -> str:

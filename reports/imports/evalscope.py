@@ -354,19 +354,24 @@ def _sample(row: Fields, dataset: str) -> ImportedSample:
     response = str(score.value.get("prediction") or "")
     extracted = str(score.value.get("extracted_prediction") or "")
     sent = prompt(messages, row.place)
+    # With repeats, EvalScope numbers the generations of all documents through.
+    position = whole.get("group_id", int, whole.get("sample_id", int))
     found = {str(name): values.real(str(name)) for name in values.value} if not failed else {}
-    basis = basis_of(dataset, response, extracted, options_of(sent[-1][1]))
+    options = options_of(sent[-1][1])
+    basis = basis_of(dataset, response, extracted, options)
     if not extracted or (basis == "nothing" and not any(value >= 1 for value in found.values())):
         outcome, extracted = "extraction_failed", ""
     else:
         outcome = "guessed" if basis == "guess" else "ok"
     return ImportedSample(
-        # With repeats, EvalScope numbers the generations of all documents through.
-        document=[whole.get("group_id", int, whole.get("sample_id", int)), row.value.get("target")],
+        document=[position, row.value.get("target")],
+        position=position,
+        text="\n".join(text for _, text in sent),
         prompt=sent,
         values=found,
         place=row.place,
         seed=whole.get("generation_index", int, 0),
+        chance=1 / len(options) if options else None,
         outcome="error" if failed else outcome,
         error=f"EvalScope: {status}" if failed else None,
         detail={

@@ -124,6 +124,15 @@ def read_lines(path: Path) -> Iterator[Fields]:
         raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
 
 
+def texts_in(value: Any) -> Iterator[str]:
+    """Every text in a JSON value, at any depth."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list):
+        for each in value.values() if isinstance(value, Mapping) else value:
+            yield from texts_in(each)
+
+
 def refuse_other_average(
     place: str, metric: str, reported: Any, found: float, *, rounding: float = 1e-6, count: int
 ) -> None:

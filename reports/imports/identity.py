@@ -86,14 +86,15 @@ def _text(value: Any) -> str:
 
 
 def labels_of(logs: Sequence[ImportedLog]) -> list[str]:
-    """Labels that tell the checkpoints of one import apart.
+    """Labels that tell the checkpoints of one harness apart; another may have evaluated the same model.
 
     Equal labels of different checkpoints get the parts of their paths that differ, such as `teacher/final`,
     else the settings that differ, such as `base (model_args.dtype=float16)`.
     """
     found = [log.label for log in logs]
-    for label in set(found):
-        members = [i for i, each in enumerate(found) if each == label]
+    for name in {(log.harness, log.label) for log in logs}:
+        label = name[1]
+        members = [i for i, log in enumerate(logs) if (log.harness, log.label) == name]
         different = {canonical_json(dict(logs[i].identity)): logs[i] for i in members}
         if len(different) > 1:
             names = dict(zip(different, _told_apart(label, list(different.values())), strict=True))
@@ -111,7 +112,7 @@ def _told_apart(label: str, logs: Sequence[ImportedLog]) -> list[str]:
         settings = [_shown(keys, log.identity) for log in logs]
         return [f"{name} ({text})" if text else name for name, text in zip(labels, settings, strict=True)]
 
-    for key in [*keys, "harness"]:
+    for key in keys:
         if len(set(labelled([*chosen, key]))) > len(set(labelled(chosen))):
             chosen.append(key)
     return labelled(chosen)

@@ -23,6 +23,14 @@ class ImportedSample:
     values: Mapping[str, float]
     place: str
     """File and line, for messages."""
+    position: int | None = None
+    """Row of the document in the harness's dataset, from 0; None: not stated."""
+    text: str = ""
+    """What the log shows of the document."""
+    doc_id: str | None = None
+    """Id of the frozen document that it is, see `evalsuite.reports.imports.frozen`."""
+    cluster: str | None = None
+    """Cluster of the frozen document."""
     seed: int = 0
     chance: float | None = None
     outcome: str = "ok"

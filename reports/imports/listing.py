@@ -89,8 +89,6 @@ class Format(NamedTuple):
 
 
 _MANIFESTS = (FILE, EARLIER[0])
-IMPORTED = "imported from "
-"""Start of the suite of a run folder that was written from logs."""
 
 
 def files_below(path: Path) -> Iterator[Path]:
@@ -167,6 +165,6 @@ def _is_json(file: Path) -> bool:
 def _is_imported(manifest: Path) -> bool:
     """Whether a run folder was written from logs: reading these again repeats it."""
     try:
-        return read_manifest(manifest.parent).suite.startswith(IMPORTED)
+        return read_manifest(manifest.parent).harness is not None
     except EvalsuiteError:
         return False

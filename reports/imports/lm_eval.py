@@ -21,6 +21,7 @@ from evalsuite.reports.imports.fields import (
     read_lines,
     read_object,
     refuse_other_average,
+    texts_in,
     weights_in_group,
 )
 from evalsuite.reports.imports.identity import identity_of, without_secrets
@@ -356,6 +357,8 @@ def _sample(rows: Sequence[Fields], kind: str, delimiter: str) -> ImportedSample
         scored = _choices(first, pairs, values, logprobs, kind, delimiter)
     return ImportedSample(
         document=first.get("doc_hash", str),
+        position=first.get("doc_id", int),
+        text="\n".join(texts_in(first.value.get("doc") or prompts)),
         prompt=prompts,
         values={} if unusable else values,
         place=first.place,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from evalsuite.foundation import ConfigError, DataError, content_hash, nearest
+from evalsuite.reports.imports.frozen import FrozenLookup, onto_frozen
 from evalsuite.reports.imports.identity import identity_of, labels_of, without_secrets
 from evalsuite.reports.imports.importer import (
     IMPORTERS,
@@ -17,10 +18,10 @@ from evalsuite.reports.imports.importer import (
     KnownBenchmark,
     Lookup,
 )
-from evalsuite.reports.imports.listing import IMPORTED
 from evalsuite.reports.records.schema import ScoreRow
 from evalsuite.reports.records.score_files import ScoreFileInfo, ScorerVersion, write_score_file
 from evalsuite.reports.run import (
+    IMPORTED,
     Benchmark,
     Checkpoint,
     Manifest,
@@ -37,6 +38,7 @@ def import_logs(
     out: Path,
     *,
     lookup: Lookup | None = None,
+    frozen: FrozenLookup | None = None,
     benchmarks: Collection[str] = (),
 ) -> list[Path]:
     """Read logs of other harnesses and write one run folder for each.
@@ -45,6 +47,8 @@ def import_logs(
         sources: (importer, path) pairs; a path may hold the logs of several checkpoints.
         out: folder that the run folders are written to, as `<out>/<number>-<label>`.
         lookup: finds title, category, chance level and main metric of a benchmark by its name.
+        frozen: finds the frozen rows of a harness's task, whose ids its documents get; None: documents have
+            ids of their own, by which logs of one harness are paired.
         benchmarks: names of the benchmarks to import; all if empty.
 
     Returns:
@@ -58,7 +62,12 @@ def import_logs(
     """
     logs = [log for name, path in sources for log in IMPORTERS.get_or_raise(name, "--import").read(path)]
     logs = [replace(log, label=label) for log, label in zip(logs, labels_of(logs), strict=True)]
-    read = _weighted([_Read(log, chosen) for log, chosen in _selected(logs, benchmarks)])
+    read = _weighted(
+        [
+            _Read(log, chosen if frozen is None else onto_frozen(log, chosen, frozen))
+            for log, chosen in _selected(logs, benchmarks)
+        ]
+    )
     plans = [_plan(each, lookup or (lambda name: None)) for each in read]
     _refuse_repeats(read)
     _refuse_other_settings(read, plans)
@@ -298,6 +307,7 @@ def _rows(
                 error=sample.error,
                 choices=dict(sample.choices),
                 detail=dict(sample.detail),
+                cluster=sample.cluster,
             )
         except DataError as error:
             raise DataError(f"{sample.place}: {error}") from error
@@ -306,13 +316,13 @@ def _rows(
 
 
 def _doc_ids(samples: Sequence[ImportedSample]) -> list[str]:
-    """Hash of each document and of its occurrence among equal documents of the same seed."""
+    """Id of each frozen document; else its hash with its occurrence among equal ones of the same seed."""
     counts: dict[tuple[int, str], int] = {}
     found = []
     for sample in samples:
         key = sample.seed, content_hash(sample.document)
         counts[key] = counts.get(key, -1) + 1
-        found.append(content_hash([key[1], counts[key]]))
+        found.append(sample.doc_id or content_hash([key[1], counts[key]]))
     return found
 
 

@@ -226,7 +226,8 @@ def merge_plans(runs: Sequence[Path], selection: RunSelection | None = None) -> 
     benchmarks = _merge_benchmarks(runs, plans, warnings)
     checkpoints, diverged = _merge_checkpoints(runs, plans, selection.same, warnings)
     if selection.teacher is not None:
-        who = find(selection.teacher, checkpoints, "--teacher")
+        way_out = f", or declare them one model with --same '{selection.teacher}'"
+        who = find(selection.teacher, checkpoints, "--teacher", way_out)
         checkpoints = [_with_role(each, "student") for each in checkpoints]
         checkpoints[who] = _with_role(checkpoints[who], "teacher")
     entries = _pair_with_teachers(checkpoints, warnings)
@@ -328,10 +329,11 @@ def _merge_checkpoints(
         DivergedEntry(note, note.label) for note in {each.path or each.label: each for each in notes}.values()
     ]
     facts = _facts(found, runs)
-    found, lost = _labelled(found, lost, facts)
+    harnesses = [plan.harness for plan in plans]
+    found, lost = _labelled(found, lost, facts, harnesses)
     for declaration in same:
-        found = _declared(found, declaration)
-    return _labelled(found, lost, facts) if same else (found, lost)
+        found = _declared(found, declaration, harnesses)
+    return _labelled(found, lost, facts, harnesses) if same else (found, lost)
 
 
 def _parts(number: int, run: Path, plan: Manifest) -> Iterator[CheckpointEntry]:
@@ -385,8 +387,18 @@ def _joined(entries: Sequence[CheckpointEntry]) -> CheckpointEntry:
     return _with_role(entry, "teacher" if any(each.is_teacher for each in entries) else "student")
 
 
-def _declared(found: list[CheckpointEntry], declaration: str) -> list[CheckpointEntry]:
+def _harness(entry: CheckpointEntry, harnesses: Sequence[str | None]) -> str | None:
+    """The harness that evaluated it, of which its weights_id is the hash of a name; None: evalsuite."""
+    found = {harnesses[run] for run in entry.runs}
+    return found.pop() if len(found) == 1 else None
+
+
+def _declared(
+    found: list[CheckpointEntry], declaration: str, harnesses: Sequence[str | None]
+) -> list[CheckpointEntry]:
     """Join what `RunSelection.same` declares to be one checkpoint.
+
+    A log states no weights: under one name, each harness has a weights_id of its own.
 
     Raises:
         ConfigError: a name that fits none, or several models, or a declaration of a single one.
@@ -397,7 +409,8 @@ def _declared(found: list[CheckpointEntry], declaration: str) -> list[Checkpoint
         chosen = list(dict.fromkeys(find(name.strip(), found, where) for name in names.split(",")))
     else:
         chosen = [i for i, each in enumerate(found) if fits(label, each)] or [find(label, found, where)]
-        if len({found[i].plan.weights_id for i in chosen}) > 1:
+        weights = {found[i].plan.weights_id: _harness(found[i], harnesses) for i in chosen}
+        if len(weights) > len(set(weights.values())):
             labels = ", ".join(f"'{found[i].label}'" for i in chosen)
             raise ConfigError(
                 f"{where}: {labels} have different weights; --same '{label}=NAME,NAME' declares that they "
@@ -414,13 +427,17 @@ def _declared(found: list[CheckpointEntry], declaration: str) -> list[Checkpoint
 
 
 def _labelled(
-    found: Sequence[CheckpointEntry], lost: Sequence[DivergedEntry], facts: Mapping[str, Mapping[str, str]]
+    found: Sequence[CheckpointEntry],
+    lost: Sequence[DivergedEntry],
+    facts: Mapping[str, Mapping[str, str]],
+    harnesses: Sequence[str | None],
 ) -> tuple[list[CheckpointEntry], list[DivergedEntry]]:
-    """The same with labels that fit one of them alone: by weights, else by what tells engines apart."""
+    """The same with labels that fit one alone: by harness or weights, else by what tells engines apart."""
     suffixes = []
     for entry in found:
         others = [each for each in found if each.plan.weights_id == entry.plan.weights_id]
-        suffixes.append(digits(entry.plan.weights_id))
+        harness = _harness(entry, harnesses)
+        suffixes.append([*([harness] if harness else []), *digits(entry.plan.weights_id)])
         if len(others) > 1:
             mine, *rest = (
                 {key: value for name in each.fingerprints for key, value in facts.get(name, {}).items()}

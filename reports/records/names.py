@@ -38,13 +38,14 @@ def fits(name: str, named: Named) -> bool:
     return name in (named.label, *named.names) or place(name) in map(place, named.paths)
 
 
-def find(name: str, known: Sequence[Named], where: str) -> int:
+def find(name: str, known: Sequence[Named], where: str, way_out: str = "") -> int:
     """Return the index of the only checkpoint that a name fits.
 
     Args:
         name: a label, with or without the suffix that a report gives it, an id or a path.
         known: the checkpoints.
         where: what takes the name, such as ``--teacher``.
+        way_out: what else to do where it fits several, as the end of a sentence.
 
     Raises:
         ConfigError: the name fits none, or several; the message lists those.
@@ -58,7 +59,7 @@ def find(name: str, known: Sequence[Named], where: str) -> int:
     candidates = ", ".join(_described(known[i]) for i in found)
     raise ConfigError(
         f"'{name}' ({where}) is the name of {len(found)} checkpoints: {candidates}; give the name, or "
-        "another path or id, that only one of them has"
+        f"another path or id, that only one of them has{way_out}"
     )
 
 

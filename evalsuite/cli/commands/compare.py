@@ -51,16 +51,14 @@ def add(commands: argparse._SubParsersAction) -> None:
         help="also write the run folder OUT/samples: the scores and responses that are compared, by document "
         "id and without questions; `compare OUT/samples RUN` compares a later run with them",
     )
-    add_import_options(parser)
+    add_import_options(
+        parser,
+        data_for="; also the source of question texts, and of documents for checkpoints (default for "
+        "checkpoints: EVALSUITE_DATA, else the hub)",
+    )
     add_selection_options(parser)
     parser.add_argument("--limit", type=int, metavar="N", help="a seeded sample of N documents per benchmark")
     add_model_options(parser)
-    parser.add_argument(
-        "--data",
-        type=Path,
-        help="frozen data, as written by `evalsuite prepare`: source of question texts, and of documents for "
-        "checkpoints (default for checkpoints: EVALSUITE_DATA, else the hub)",
-    )
     add_quiet(parser)
     parser.set_defaults(call=run)
 
@@ -70,8 +68,10 @@ def run(arguments: argparse.Namespace) -> int:
     from evalsuite.api import compare_with_texts
     from evalsuite.config import CompareConfig
 
-    inputs = read_inputs(arguments.inputs, arguments, arguments.out, suite=arguments.suite)
-    options = given_options(arguments, "inputs", "imports", "benchmarks")
+    inputs = read_inputs(arguments.inputs, arguments, arguments.out, suite=arguments.suite, reads_data=True)
+    # The documents of logs are no question texts, which --redact omits.
+    used = ("data",) if inputs.imported and arguments.redact else ()
+    options = given_options(arguments, "inputs", "imports", "benchmarks", *used)
     config = CompareConfig(inputs=[*inputs.runs, *inputs.checkpoints], **options)
     comparison, missing = compare_with_texts(config)
     print_leaderboard(comparison)

@@ -108,11 +108,11 @@ def run(arguments: argparse.Namespace) -> int:
     from evalsuite.config import GateConfig
     from evalsuite.foundation import ConfigError
 
-    options = given_options(arguments, "runs", "imports", "json", *PLAN)
+    options = given_options(arguments, "runs", "imports", "data", "json", *PLAN)
     settings = {each.name for each in fields(GateConfig)}
     bounds = {name: options.pop(name) for name in list(options) if name not in settings}
     if arguments.plan is not None:
-        return _plan(arguments, {**options, **bounds, "import": arguments.imports})
+        return _plan(arguments, {**options, **bounds, "import": arguments.imports, "data": arguments.data})
     if given := [name for name in PLAN if getattr(arguments, name) is not None]:
         raise ConfigError(f"--{given[0]} plans a policy: pass --plan POLICY, or leave it out")
     # Wrong options are named before logs are imported.
