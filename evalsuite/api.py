@@ -197,6 +197,7 @@ def compare_with_texts(config: CompareConfig) -> "tuple[Comparison, dict[str, st
         redacted=config.redact,
         policy=policy,
         samples=config.samples,
+        printed=None if config.printed is None else Path(config.printed),
     )
     if config.export_samples:
         from evalsuite.reports.exports.samples.folder import export_samples

@@ -217,6 +217,8 @@ class CompareConfig(_Selected):
     """Also write the run folder ``OUT/samples``: scores and responses by document id, without questions."""
     data: Path | str | None = None
     """Frozen data: source of question texts, and of documents for checkpoints."""
+    printed: Path | str | None = None
+    """CSV of scores from elsewhere, which stand next to ours in the papers' tables."""
     suite: Path | str | None = None
     """Checkpoints only: the suite, as in `RunConfig`, like the settings below."""
     limit: int | None = None

@@ -17,11 +17,13 @@ from evalsuite.reports.gate.outputs import verdict_json, write_verdict
 from evalsuite.reports.gate.policy import Policy
 from evalsuite.reports.gate.run import apply_policy
 from evalsuite.reports.gate.verdict import Verdict
+from evalsuite.reports.measures.papers.tables import paper_tables, printed_scores
 from evalsuite.reports.measures.students import PolicyVerdicts, policy_verdicts
 from evalsuite.reports.measures.students import Verdict as StudentVerdict
 from evalsuite.reports.page.render import render_page
 from evalsuite.reports.page.samples import Questions, remove_samples, write_samples
 from evalsuite.reports.records.run_selection import RunSelection
+from evalsuite.reports.references.printed import read_printed
 from evalsuite.reports.report import Report, build_report
 
 _WORDS: dict[str, StudentVerdict] = {
@@ -69,12 +71,14 @@ def compare(
     redacted: bool = False,
     policy: Policy | None = None,
     samples: bool = True,
+    printed: Path | None = None,
 ) -> Comparison:
     """Build the report of finished or unfinished runs from their score rows.
 
-    Writes index.html, report.md and report.json; a CSV of every table that has rows; samples/*.js, which the
-    page loads on demand; with a policy also junit.xml, gate.md and gate.json. A stale CSV of an earlier call
-    is removed. A measure of another package that breaks is left out, and a warning says why.
+    Writes index.html, report.md and report.json; a CSV of every table that has rows, and of every paper's
+    table that shares a benchmark (papers/*.csv); samples/*.js, which the page loads on demand; with a policy
+    also junit.xml, gate.md and gate.json. A stale CSV of an earlier call is removed. A measure of another
+    package that breaks is left out, and a warning says why.
 
     Args:
         runs: run folders.
@@ -85,6 +89,8 @@ def compare(
         redacted: leave out question texts and reduce absolute paths to their last component.
         policy: gate policy; adds its verdict to the report.
         samples: write the samples that the page loads on demand (`samples/*.js`).
+        printed: CSV of scores from elsewhere, which the papers' tables list, see
+            `evalsuite.reports.references.printed`.
 
     Raises:
         RunFolderError: a folder is no run folder, or `out` cannot be written.
@@ -97,6 +103,9 @@ def compare(
         report = redact(report)
     if verdict is not None:
         report = report.having(policy_verdicts, _of_students(verdict))
+    if printed is not None:
+        scores = read_printed(printed, {each.name for each in report.benchmarks})
+        report = report.having(printed_scores, scores)
     out = Path(out)
     questions = None if redacted else questions
     tables, problems = measures.computed(report)
@@ -104,6 +113,7 @@ def compare(
     cells = write_samples(report, out, questions, redacted=redacted) if samples else remove_samples(out)
     texts = {
         **{f"{table.name}.csv": table.csv(report) for table in tables if table.is_written(report)},
+        **{f"papers/{table.name}.csv": table.csv() for table in report.of(paper_tables)},
         "report.md": _markdown(report, verdict),
         "index.html": render_page(
             report,
@@ -114,6 +124,8 @@ def compare(
             tables=tables,
         ),
     }
+    for stale in (out / "papers").glob("*.csv"):
+        stale.unlink()
     for name, text in texts.items():
         write_text(out / name, text)
     for table in tables:

@@ -106,7 +106,7 @@ class PaperScore:
     """One printed score."""
 
     source: str
-    """Key of `CITATIONS`."""
+    """Key of `CITATIONS`, or the name of a user's file."""
     table: str
     model: str
     role: str
@@ -123,7 +123,7 @@ class PaperScore:
     @property
     def citation(self) -> str:
         """Paper and table."""
-        return f"{CITATIONS[self.source]}, {self.table}"
+        return ", ".join(filter(None, (CITATIONS.get(self.source, self.source), self.table)))
 
 
 @cache

@@ -15,6 +15,7 @@ import pytest
 from evalsuite.foundation import ConfigError
 from evalsuite.reports import compare, policy_from_options, run_gate
 from evalsuite.reports.comparison import Comparison
+from evalsuite.reports.measures.papers.tables import paper_tables
 from evalsuite.reports.page.render import SCRIPTS
 from evalsuite.reports.run import read_manifest
 from tests.reports.page_samples import sample_rows
@@ -33,6 +34,7 @@ def test_output_files_are_consistent(plain: Comparison) -> None:
     made, folder = plain, plain.page.parent
     names = {"index.html", "report.md", "report.json"}
     names |= {f"{table}.csv" for table in ("leaderboard", "scores", "students", "gap", "pairs", "agreement")}
+    names |= {f"papers/{table.name}.csv" for table in paper_tables(made.report)}
     names |= {f"samples/{path.name}" for path in (folder / "samples").iterdir()}
     assert len(names) > 10
     written = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}

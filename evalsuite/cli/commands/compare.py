@@ -30,6 +30,13 @@ def add(commands: argparse._SubParsersAction) -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder for the report")
     parser.add_argument("--policy", type=Path, help="gate policy; the report shows its verdict")
     parser.add_argument(
+        "--printed",
+        type=Path,
+        metavar="CSV",
+        help="scores from elsewhere (columns model, role, protocol, benchmark, value) for a table with ours, "
+        "marked as printed",
+    )
+    parser.add_argument(
         "--questions",
         action="store_true",
         help="show document texts in the sample browser, from the documents in the run folders",

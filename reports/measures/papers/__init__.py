@@ -25,7 +25,8 @@ from evalsuite.reports.table import CSV, PAGE, Column, Table, label_column, teac
 
 OURS_FIRST = (
     "Ours first, in the units of the table and by the metric of this report; a mean over contexts where the "
-    "paper states none."
+    "paper states none. Drops and their gap are points between a model and its teacher, over the benchmarks "
+    "that the table has under both protocols; printed ones are unpaired."
 )
 ELSEWHERE = (
     "Scores as printed in the papers, for benchmarks of this report. Models, prompts and budgets differ, so "
@@ -47,8 +48,8 @@ def orders(report: Report) -> list[PaperOrder]:
 def papers_section(report: Report) -> list[Block]:
     """Our students next to the paper's, and scores as printed; nothing without a shared benchmark."""
     tables: list[Block] = [
-        Fold(f"Scores in the paper: {each.label}", [Text(OURS_FIRST, "note"), each])
-        for each in paper_tables(report)
+        Fold(f"Scores in the paper: {each.label}", [Text(OURS_FIRST, "note"), each.texts])
+        for each in report.of(paper_tables)
     ]
     ours = _ours(report) or ([Text(ELSEWHERE)] if tables else [])
     return [*ours, *tables]

@@ -1,108 +1,256 @@
-"""Scores that the papers print for benchmarks of this report, by table, with ours in the same columns."""
+"""Tables of the papers with this report's checkpoints in the same columns, and scores printed elsewhere."""
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
+from evalsuite.foundation.taxonomy import PROTOCOLS
 from evalsuite.reports import formatting
 from evalsuite.reports.blocks import Texts, chip
 from evalsuite.reports.figures.figure import Values
 from evalsuite.reports.references.papers import BENCHMARKS, MEANS, PaperScore, macro_gap, paper_scores
 from evalsuite.reports.report import Report
+from evalsuite.reports.table import csv_text
 
+FRACTION = "score (0-1)"
+"""Metric of scores that are printed as fractions, not percentages."""
 GAP = ("gendistill_2026", "Table 1")
 """Source of the protocol gap."""
+DROPS = ("drop, log-likelihood", "drop, generation", "gap")
+"""Last columns of a table with both protocols: points, over the benchmarks that it has under both."""
+
+Place = tuple[str, str, int | None]
+"""Protocol, the paper's name of a benchmark, context: a column."""
 
 
-def paper_tables(report: Report) -> list[Texts]:
-    """All shipped tables that share a benchmark and a protocol with the report."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaperLine:
+    """One model of a table."""
+
+    model: str
+    origin: str
+    """`ours`, of this report, or `printed`."""
+    role: str
+    scores: Mapping[Place, float]
+    """In the unit of the table."""
+    teacher: str = ""
+    """Of a student, the model of the line that it is compared with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PaperTable:
+    """A table in the layout of its paper, our checkpoints first."""
+
+    name: str
+    """Of its file, such as `gendistill_2026_table_1`."""
+    citation: str
+    figures: Mapping[Place, PaperScore]
+    """A printed score of each column, which tells its unit."""
+    lines: tuple[PaperLine, ...]
+
+    @property
+    def protocols(self) -> tuple[str, ...]:
+        """The protocols of its columns."""
+        return tuple(name for name in PROTOCOLS if any(protocol == name for protocol, _, _ in self.figures))
+
+    @property
+    def label(self) -> str:
+        """Paper, table and protocol."""
+        titles = [formatting.PROTOCOL_TITLES[name] for name in self.protocols]
+        return f"{self.citation}, {' and '.join(titles)}"
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Headers of the scores, and of the drops if there are both protocols."""
+        both = len(self.protocols) > 1
+        names = [
+            name
+            + (f" {formatting.tokens(context)}" if context else "")
+            + (f", {formatting.PROTOCOL_TITLES[protocol]}" if both else "")
+            for protocol, name, context in self.figures
+        ]
+        return (*names, *(DROPS if both else ()))
+
+    def cells(self, line: PaperLine) -> list[str]:
+        """The cells of `columns`, with the digits that the paper prints."""
+        scores = [
+            formatting.NOTHING if place not in line.scores else _text(line.scores[place], figure, line.origin)
+            for place, figure in self.figures.items()
+        ]
+        return [*scores, *(self._drops(line) if len(self.protocols) > 1 else ())]
+
+    def _drops(self, line: PaperLine) -> list[str]:
+        """Drops under both protocols and their gap; dashes for a teacher, or where a score is missing."""
+        teachers = [each for each in self.lines if (each.origin, each.model) == (line.origin, line.teacher)]
+        shared = [
+            (name, context)
+            for protocol, name, context in self.figures
+            if protocol == PROTOCOLS[0] and (PROTOCOLS[1], name, context) in self.figures
+        ]
+        needed = [(protocol, *each) for protocol in PROTOCOLS for each in shared]
+        if not shared or not teachers or any(set(needed) - set(each.scores) for each in (line, teachers[0])):
+            return [formatting.NOTHING] * len(DROPS)
+
+        def of(each: PaperLine) -> tuple[list[float], list[float]]:
+            first, second = ([each.scores[protocol, *key] for key in shared] for protocol in PROTOCOLS)
+            return first, second
+
+        return [formatting.plain(value, 1) for value in macro_gap(of(line), of(teachers[0]))]
+
+    @property
+    def texts(self) -> Texts:
+        """The table of the page; chips mark our lines and teachers."""
+        rows = tuple((_named(line), *self.cells(line)) for line in self.lines)
+        return Texts(Values(("model", *self.columns), rows), self.label)
+
+    def csv(self) -> str:
+        """The table as CSV, with the digits of the page."""
+        return csv_text(
+            {"model": line.model, "origin": line.origin, "role": line.role}
+            | {
+                name: "" if cell == formatting.NOTHING else cell
+                for name, cell in zip(self.columns, self.cells(line), strict=True)
+            }
+            for line in self.lines
+        )
+
+
+def printed_scores(report: Report) -> tuple[PaperScore, ...]:
+    """Scores that the user has from elsewhere; a comparison sets them."""
+    return ()
+
+
+def paper_tables(report: Report) -> list[PaperTable]:
+    """All tables that share a benchmark and a protocol with the report, the user's own first."""
     found: dict[tuple[str, str], list[PaperScore]] = {}
-    for figure in paper_scores():
+    for figure in (*report.of(printed_scores), *paper_scores()):
         if _is_in_report(report, figure):
-            found.setdefault((figure.citation, figure.protocol), []).append(figure)
-    return [_table(report, citation, protocol, figures) for (citation, protocol), figures in found.items()]
+            found.setdefault((figure.source, figure.table), []).append(figure)
+    return [_table(report, figures) for figures in found.values()]
+
+
+def _names(benchmark: str) -> tuple[str, ...]:
+    """Our benchmarks, any of which a printed name is."""
+    return BENCHMARKS.get(benchmark, (benchmark,))
 
 
 def _is_in_report(report: Report, figure: PaperScore) -> bool:
     with_protocol = {row.name for row in report.benchmarks if figure.protocol in row.protocols}
     if figure.benchmark in MEANS:
         return with_protocol.issuperset(MEANS[figure.benchmark])
-    names = BENCHMARKS.get(figure.benchmark, ())
     for row in report.benchmarks:
-        if row.name in names and row.name in with_protocol:
+        if row.name in _names(figure.benchmark) and row.name in with_protocol:
             return figure.context is None or figure.context in row.contexts
     return False
 
 
-def _table(report: Report, citation: str, protocol: str, figures: Sequence[PaperScore]) -> Texts:
-    columns = dict.fromkeys((figure.benchmark, figure.context) for figure in figures)
-    models = dict.fromkeys((figure.model, figure.scale, figure.role) for figure in figures)
-    values = {(f.model, f.scale, f.benchmark, f.context): f"{f.value:g}" for f in figures}
-    names = (name + (f" {formatting.tokens(at)}" if at else "") for name, at in columns)
-    printed = [
-        (
-            chip(f"{model}, {scale}" if scale and scale not in model else model, *_role(role)),
-            *(values.get((model, scale, *column), formatting.NOTHING) for column in columns),
+def _table(report: Report, figures: Sequence[PaperScore]) -> PaperTable:
+    ordered = sorted(figures, key=lambda figure: PROTOCOLS.index(figure.protocol))
+    columns: dict[Place, PaperScore] = {}
+    for figure in ordered:
+        columns.setdefault(_place(figure), figure)
+    lines: dict[tuple[str, str, str], list[PaperScore]] = {}
+    for figure in figures:
+        lines.setdefault((figure.model, figure.scale, figure.role), []).append(figure)
+    theirs = [
+        PaperLine(
+            model=_title(figure),
+            origin="printed",
+            role=figure.role,
+            scores={_place(each): each.value for each in found},
+            teacher=_teacher(figure, figures),
         )
-        for model, scale, role in models
+        for found in lines.values()
+        for figure in found[:1]
     ]
-    ours = _ours(report, protocol, list({(f.benchmark, f.context): f for f in figures}.values()))
-    title = f"{citation}, {formatting.PROTOCOL_TITLES[protocol]}"
-    return Texts(Values(("model", *names), (*ours, *printed)), title)
+    first = figures[0]
+    return PaperTable(
+        name="_".join(re.findall(r"[a-z0-9]+", f"{first.source} {first.table}".lower())),
+        citation=first.citation,
+        figures=columns,
+        lines=(*_ours(report, columns), *theirs),
+    )
 
 
-def _role(role: str) -> tuple[str, ...]:
-    return ("teacher",) if role == "teacher" else ()
+def _place(figure: PaperScore) -> Place:
+    return figure.protocol, figure.benchmark, figure.context
 
 
-def _ours(report: Report, protocol: str, columns: Sequence[PaperScore]) -> list[tuple[str, ...]]:
-    """The report's checkpoints in the columns of a table; those without any score are left out.
+def _title(figure: PaperScore) -> str:
+    has_scale = figure.scale and figure.scale not in figure.model
+    return f"{figure.model}, {figure.scale}" if has_scale else figure.model
 
-    Args:
-        report: the report.
-        protocol: of the table.
-        columns: one printed score per column, which tells its unit.
-    """
-    rows = []
+
+def _teacher(figure: PaperScore, figures: Sequence[PaperScore]) -> str:
+    """The line of a student's teacher: the one that it names, or else the only one of its table."""
+    if figure.role == "teacher":
+        return ""
+    teachers = {_title(each): each for each in figures if each.role == "teacher"}
+    named = [title for title, each in teachers.items() if each.model == figure.teacher]
+    found = named or list(teachers)
+    return found[0] if len(found) == 1 else ""
+
+
+def _named(line: PaperLine) -> str:
+    marks = [name for name in (line.origin, line.role) if name in ("ours", "teacher")]
+    return chip(line.model, *([", ".join(marks)] if marks else []))
+
+
+def _ours(report: Report, columns: Mapping[Place, PaperScore]) -> list[PaperLine]:
+    """The report's checkpoints in the columns of a table; those without any score are left out."""
+    lines = []
     for i, checkpoint in enumerate(report.checkpoints):
-        scores = [_our_score(report, i, protocol, figure) for figure in columns]
-        if any(score is not None for score in scores):
-            texts = (
-                formatting.NOTHING if score is None else _as_printed(score, figure)
-                for score, figure in zip(scores, columns, strict=True)
+        scores = {
+            place: score
+            for place, figure in columns.items()
+            if (score := _our_score(report, i, figure)) is not None
+        }
+        if scores:
+            teacher = None if checkpoint.teacher is None else report.checkpoints[checkpoint.teacher].label
+            lines.append(
+                PaperLine(
+                    model=checkpoint.label,
+                    origin="ours",
+                    role=checkpoint.plan.role,
+                    scores=scores,
+                    teacher=teacher or "",
+                )
             )
-            mark = ", ".join(("ours", *_role(checkpoint.plan.role)))
-            rows.append((chip(checkpoint.label, mark), *texts))
-    return rows
+    return lines
 
 
-def _our_score(report: Report, checkpoint: int, protocol: str, figure: PaperScore) -> float | None:
-    """A checkpoint's score in the column of a printed one; None if a part of it is not measured.
+def _our_score(report: Report, checkpoint: int, figure: PaperScore) -> float | None:
+    """A checkpoint's score in the column and unit of a printed one; None if a part is not measured.
 
     Averaged over benchmarks, and over contexts where the paper states none; a perplexity per unit.
     """
-    plans = {each.name: each for each in report.benchmarks if protocol in each.protocols}
-    names = MEANS.get(figure.benchmark) or [n for n in BENCHMARKS[figure.benchmark] if n in plans][:1]
+    plans = {each.name: each for each in report.benchmarks if figure.protocol in each.protocols}
+    names = MEANS.get(figure.benchmark) or [n for n in _names(figure.benchmark) if n in plans][:1]
     means = []
     for name in names:
-        how = plans[name].protocols[protocol]  # type: ignore[index]  # the keys are these texts
+        how = plans[name].protocols[figure.protocol]  # type: ignore[index]  # the keys are these texts
         contexts = how.contexts if figure.context is None else (figure.context,)
         scores = {
             row.context: row.score.point
             for row in report.scores
-            if (row.checkpoint, row.benchmark, row.protocol) == (checkpoint, name, protocol)
+            if (row.checkpoint, row.benchmark, row.protocol) == (checkpoint, name, figure.protocol)
         }
         if not scores.keys() >= set(contexts):
             return None
         mean = sum(scores[context] for context in contexts) / len(contexts)
         means.append(math.exp(mean) if how.direction == "lower" else mean)
-    return sum(means) / len(means)
+    is_percent = figure.metric not in ("perplexity", FRACTION)
+    return (100 if is_percent else 1) * sum(means) / len(means)
 
 
-def _as_printed(score: float, figure: PaperScore) -> str:
-    """A score in the unit of a printed one: percent, a fraction, or a perplexity."""
+def _text(score: float, figure: PaperScore, origin: str) -> str:
+    """A printed score as it is; ours with as many digits."""
+    if origin == "printed":
+        return f"{score:g}"
     if figure.metric == "perplexity":
         return f"{score:.4g}"
-    return f"{score:.4f}" if figure.metric == "score (0-1)" else formatting.percent(score)
+    return f"{score:.4f}" if figure.metric == FRACTION else formatting.plain(score, 1)
 
 
 def paper_gap_sentence(report: Report) -> str:

@@ -1,12 +1,16 @@
 """Our scores in the columns of the papers' tables, in the units that are printed there."""
 
+import csv
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from evalsuite.foundation import DataError
+from evalsuite.reports import compare
 from evalsuite.reports.blocks import chip
-from evalsuite.reports.measures.papers.tables import paper_tables
+from evalsuite.reports.measures.papers.tables import DROPS, paper_tables
+from evalsuite.reports.references.printed import read_printed
 from evalsuite.reports.report import Report, build_report
 
 CONTEXTS = (512, 1024, 2048, 4096)
@@ -31,7 +35,7 @@ def report(synthetic: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory)
 
 def rows_of(report: Report, title: str) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]]]:
     """The columns of a table, and our rows by label."""
-    table = next(table.values for table in paper_tables(report) if title in table.label)
+    table = next(table.texts.values for table in paper_tables(report) if title in table.label)
     ours = {name: scores for name, *scores in table.rows if ">ours" in name}
     assert [*ours] == [chip("teacher", "ours, teacher"), chip("student", "ours")]
     assert [*ours] == [name for name, *_ in table.rows[:2]]
@@ -60,3 +64,79 @@ def test_fractions_where_the_paper_prints_fractions(report: Report) -> None:
     columns, rows = rows_of(report, "ICLR 2026, Table 5")
     (point,) = (r.score.point for r in report.scores if (r.checkpoint, r.benchmark) == (1, "fda"))
     assert rows["student"][columns.index("FDA")] == f"{point:.4f}"
+
+
+@pytest.fixture(scope="module")
+def both(synthetic: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two benchmarks of GenDistill's Table 1 under both protocols, and a third one."""
+    names = {"arc_easy": "ARC-Easy", "hellaswag": "HellaSwag", "mine": "Mine"}
+    benchmarks = [synthetic.SyntheticBenchmark(name, title, "knowledge", 60) for name, title in names.items()]
+    checkpoints = [
+        synthetic.SyntheticCheckpoint("teacher", lambda b, p, c: 0.9, "teacher"),
+        synthetic.SyntheticCheckpoint("student", lambda b, p, c: 0.8 if p == "loglikelihood" else 0.5),
+    ]
+    run: Path = synthetic.make_run(tmp_path_factory.mktemp("both"), benchmarks, checkpoints)
+    return run
+
+
+def test_both_protocols_stand_in_one_table_with_drops_and_gap(both: Path) -> None:
+    report = build_report([both])
+    (table,) = (each for each in paper_tables(report) if "2603.26556, Table 1," in each.label)
+    assert table.label.endswith("log-likelihood and generation")
+    assert table.columns[-3:] == DROPS
+    cells = {line.model: dict(zip(table.columns, table.cells(line), strict=True)) for line in table.lines}
+    assert [(line.model, line.origin) for line in table.lines][:2] == [
+        ("teacher", "ours"),
+        ("student", "ours"),
+    ]
+    # Printed: 81.5 and 80.5 against 81.4 and 79.0; 91.9 and 82.3 against 75.2 and 49.9.
+    printed = [cells["QRWKV6-7B-Instruct"][name] for name in DROPS]
+    assert [float(text) for text in printed] == pytest.approx([0.8, 24.55, 23.75], abs=0.051)
+    scores = {(row.checkpoint, row.protocol, row.benchmark): row.score.point for row in report.scores}
+    drops = [
+        50 * sum(scores[0, protocol, name] - scores[1, protocol, name] for name in ("arc_easy", "hellaswag"))
+        for protocol in ("loglikelihood", "generation")
+    ]
+    ours = [float(cells["student"][name]) for name in DROPS]
+    assert ours == pytest.approx([*drops, drops[1] - drops[0]], abs=0.051)
+    assert {cells[name]["gap"] for name in ("teacher", "Qwen2.5-7B-Instruct")} == {"–"}
+
+
+HEADER = "model,role,protocol,benchmark,value\n"
+
+
+def test_scores_from_elsewhere_are_a_table_with_ours(both: Path, tmp_path: Path) -> None:
+    lines = [
+        f"{model},{role},{protocol},{benchmark},{value}"
+        for model, role, values in (("Big", "teacher", (80, 90)), ("Small", "student", (79, 60)))
+        for protocol, value in zip(("loglikelihood", "generation"), values, strict=True)
+        for benchmark in ("mine", "ARC-E")
+    ]
+    file = tmp_path / "elsewhere.csv"
+    file.write_text(HEADER + "\n".join(lines))
+    compare([both], tmp_path / "report", printed=file)
+    with open(tmp_path / "report" / "papers" / "elsewhere_csv.csv", newline="") as written:
+        rows = {row["model"]: row for row in csv.DictReader(written)}
+    assert {name: row["origin"] for name, row in rows.items()} == {
+        **dict.fromkeys(("teacher", "student"), "ours"),
+        **dict.fromkeys(("Big", "Small"), "printed"),
+    }
+    assert [rows["Small"][name] for name in DROPS] == ["1.0", "30.0", "29.0"]
+    assert rows["Big"]["gap"] == ""
+    assert "elsewhere.csv, log-likelihood and generation" in (tmp_path / "report" / "index.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("Big,teacher,generation,min,1", "line 2: 'benchmark' = 'min': no benchmark .*; did you mean 'mine'"),
+        ("Big,teacher,written,mine,1", "line 2: .*protocol"),
+        ("Big,teacher,generation,mine,", "line 2: .*value"),
+        ("Big,teacher,generation,mine,1\n" * 2, "line 3: Big has two printed scores of mine .generation"),
+        ("", "no printed scores"),
+    ],
+)
+def test_wrong_scores_from_elsewhere_are_refused_by_line(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "elsewhere.csv").write_text(HEADER + text)
+    with pytest.raises(DataError, match=message):
+        read_printed(tmp_path / "elsewhere.csv", {"mine"})
