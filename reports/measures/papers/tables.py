@@ -72,31 +72,36 @@ class PaperTable:
         ]
         return (*names, *(DROPS if both else ()))
 
-    def cells(self, line: PaperLine) -> list[str]:
-        """The cells of `columns`, with the digits that the paper prints."""
-        scores = [
-            formatting.NOTHING if place not in line.scores else _text(line.scores[place], figure, line.origin)
-            for place, figure in self.figures.items()
-        ]
+    def values(self, line: PaperLine) -> list[float | None]:
+        """The values of `columns`; None where a score is missing."""
+        scores = [line.scores.get(place) for place in self.figures]
         return [*scores, *(self._drops(line) if len(self.protocols) > 1 else ())]
 
-    def _drops(self, line: PaperLine) -> list[str]:
-        """Drops under both protocols and their gap; dashes for a teacher, or where a score is missing."""
+    def _drops(self, line: PaperLine) -> Sequence[float | None]:
+        """Drops under both protocols and their gap; None for a teacher, or where a score is missing."""
         teachers = [each for each in self.lines if (each.origin, each.model) == (line.origin, line.teacher)]
-        shared = [
-            (name, context)
-            for protocol, name, context in self.figures
-            if protocol == PROTOCOLS[0] and (PROTOCOLS[1], name, context) in self.figures
-        ]
-        needed = [(protocol, *each) for protocol in PROTOCOLS for each in shared]
-        if not shared or not teachers or any(set(needed) - set(each.scores) for each in (line, teachers[0])):
-            return [formatting.NOTHING] * len(DROPS)
+        first, second = (
+            {(name, context) for protocol, name, context in self.figures if protocol == each}
+            for each in PROTOCOLS
+        )
+        shared = sorted(first & second, key=str)
+        needed = {(protocol, *key) for protocol in PROTOCOLS for key in shared}
+        if not shared or not teachers or any(needed - set(each.scores) for each in (line, teachers[0])):
+            return [None] * len(DROPS)
 
         def of(each: PaperLine) -> tuple[list[float], list[float]]:
             first, second = ([each.scores[protocol, *key] for key in shared] for protocol in PROTOCOLS)
             return first, second
 
-        return [formatting.plain(value, 1) for value in macro_gap(of(line), of(teachers[0]))]
+        return macro_gap(of(line), of(teachers[0]))
+
+    def cells(self, line: PaperLine) -> list[str]:
+        """The values as text: printed scores as they are, ours with as many digits."""
+        figures = [*self.figures.values(), *[None] * len(DROPS)]
+        return [
+            _text(value, figure, line.origin)
+            for value, figure in zip(self.values(line), figures, strict=False)
+        ]
 
     @property
     def texts(self) -> Texts:
@@ -105,13 +110,10 @@ class PaperTable:
         return Texts(Values(("model", *self.columns), rows), self.label)
 
     def csv(self) -> str:
-        """The table as CSV, with the digits of the page."""
+        """The table as CSV, unrounded."""
         return csv_text(
             {"model": line.model, "origin": line.origin, "role": line.role}
-            | {
-                name: "" if cell == formatting.NOTHING else cell
-                for name, cell in zip(self.columns, self.cells(line), strict=True)
-            }
+            | dict(zip(self.columns, self.values(line), strict=True))
             for line in self.lines
         )
 
@@ -244,13 +246,17 @@ def _our_score(report: Report, checkpoint: int, figure: PaperScore) -> float | N
     return (100 if is_percent else 1) * sum(means) / len(means)
 
 
-def _text(score: float, figure: PaperScore, origin: str) -> str:
-    """A printed score as it is; ours with as many digits."""
+def _text(value: float | None, figure: PaperScore | None, origin: str) -> str:
+    """A score in the digits of its column, or without a column a number of points."""
+    if value is None:
+        return formatting.NOTHING
+    if figure is None:
+        return formatting.plain(value, 1)
     if origin == "printed":
-        return f"{score:g}"
+        return f"{value:g}"
     if figure.metric == "perplexity":
-        return f"{score:.4g}"
-    return f"{score:.4f}" if figure.metric == FRACTION else formatting.plain(score, 1)
+        return f"{value:.4g}"
+    return f"{value:.4f}" if figure.metric == FRACTION else formatting.plain(value, 1)
 
 
 def paper_gap_sentence(report: Report) -> str:
