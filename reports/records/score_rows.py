@@ -233,16 +233,30 @@ def _one_sampling(frame: pd.DataFrame, source: BenchmarkProtocol, log: ReadLog) 
 def _one_fingerprint(
     frame: pd.DataFrame, source: BenchmarkProtocol, checkpoints: Sequence[CheckpointEntry], log: ReadLog
 ) -> pd.DataFrame:
-    """Keep one fingerprint of what was declared the same checkpoint: the one with most score rows."""
+    """Keep one fingerprint of what was declared the same checkpoint: the one with most score rows.
+
+    Raises:
+        DataError: both are of different weights, as logs of two names are.
+    """
     if not frame[["checkpoint", "fingerprint"]].drop_duplicates()["checkpoint"].duplicated().any():
         return frame
     counts = frame.groupby(["checkpoint", "fingerprint"], as_index=False).agg(score_rows=("row", "size"))
     # Equal counts are decided by name: the order of the runs changes nothing.
     counts = counts.sort_values(["score_rows", "fingerprint"], ascending=False)
     dropped = counts[counts["checkpoint"].duplicated()]
+    first = counts.drop_duplicates("checkpoint")
+    kept = dict(zip(first["checkpoint"], first["fingerprint"], strict=True))
     for checkpoint, fingerprint, count in zip(
         dropped["checkpoint"], dropped["fingerprint"], dropped["score_rows"], strict=True
     ):
+        weights = {name: weights_id for weights_id, name in checkpoints[checkpoint].members}
+        one, other = weights[kept[checkpoint]], weights[fingerprint]
+        if one != other:
+            raise DataError(
+                f"{source.benchmark.name}: two of what --same declares to be "
+                f"'{checkpoints[checkpoint].label}' have {source.protocol_title} scores, {one} and {other}, "
+                "and no log tells which are right: leave one out"
+            )
         log.warnings.append(
             f"{source.benchmark.title}: '{checkpoints[checkpoint].label}' was evaluated more than once "
             f"under {source.protocol_title}, with different engines, dtypes or package versions; the "

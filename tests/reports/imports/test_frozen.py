@@ -169,6 +169,14 @@ def test_a_name_of_one_harness_is_declared_for_one_model_of_it(data: Path, tmp_p
         build_report(runs, RunSelection(same=("final",)))
 
 
+def test_two_logs_of_one_declared_model_cannot_claim_one_cell(data: Path, tmp_path: Path) -> None:
+    for seed, name in enumerate(("org/big", "org/big-again")):
+        write(tmp_path / "log", name, arc_easy=answers(seed, QUESTIONS))
+    runs = imported([tmp_path / "log"], data, tmp_path / "runs")
+    with pytest.raises(DataError, match="arc_easy: two of what --same declares to be 'big' have"):
+        build_report(runs, RunSelection(same=("big=org/big,org/big-again",)))
+
+
 def test_a_teacher_under_two_harnesses_is_to_be_declared(
     logs: list[Path], data: Path, tmp_path: Path
 ) -> None:
