@@ -5,7 +5,7 @@ assumptions.
 """
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,27 +82,49 @@ class Estimate:
         """Peak bytes per GPU over all stages."""
         return max(stage.memory for stage in self.stages)
 
+    @property
+    def steps(self) -> int:
+        """Optimizer steps over all stages."""
+        return sum(stage.steps for stage in self.stages)
+
     def __str__(self) -> str:
-        lines = [
+        title = (
             f"{self.recipe}: {', '.join(self.labels)} from {self.num_params / 1e6:,.1f}M parameters, "
-            f"on {self.device}",
-            f"{'stage':<16} {'objective':<17} {'tokens':>15} {'steps':>9} "
-            f"{'FLOPs':>9} {'memory':>9} {'time':>9}",
-        ]
-        lines += [
-            f"{stage.name:<16} {stage.objective:<17} {stage.tokens:>15,} {stage.steps:>9,} "
-            f"{stage.flops:>9.1e} {_bytes(stage.memory):>9} {_time(stage.seconds):>9}"
-            for stage in self.stages
-        ]
-        lines.append(
-            f"{'total':<16} {'':<17} {self.tokens:>15,} {sum(stage.steps for stage in self.stages):>9,} "
-            f"{self.flops:>9.1e} {_bytes(self.memory):>9} {_time(self.seconds):>9}"
+            f"on {self.device}"
         )
-        lines.append(
-            "FLOPs are counted; memory and time are estimates (20 % MFU on an H200 below 1B parameters, "
-            "32 % above; 30 GFLOP/s per CPU core)."
-        )
-        return "\n".join(lines)
+        lines = [(stage.name, stage.objective, stage) for stage in self.stages]
+        return _table(title, ("stage", "objective"), [*lines, ("total", "", self)])
+
+
+def summary(estimates: Mapping[str, Estimate]) -> str:
+    """Format the costs of a recipe and its variants, by name, as a table with one line each."""
+    found = list(estimates.values())
+    flops, seconds = sum(each.flops for each in found), sum(each.seconds for each in found)
+    title = f"{len(found)} runs on {found[0].device}: {flops:.1e} FLOPs, {_time(seconds)}"
+    lines = [(name, ", ".join(each.labels), each) for name, each in estimates.items()]
+    return _table(title, ("variant", "students"), lines)
+
+
+def _table(
+    title: str, names: tuple[str, str], lines: Sequence[tuple[str, str, StageEstimate | Estimate]]
+) -> str:
+    first, second = (
+        max(len(each) for each in column) for column in zip(names, *(x[:2] for x in lines), strict=True)
+    )
+    rows = [
+        f"{names[0]:<{first}} {names[1]:<{second}} {'tokens':>15} {'steps':>9} "
+        f"{'FLOPs':>9} {'memory':>9} {'time':>9}"
+    ]
+    rows += [
+        f"{name:<{first}} {what:<{second}} {cost.tokens:>15,} {cost.steps:>9,} "
+        f"{cost.flops:>9.1e} {_bytes(cost.memory):>9} {_time(cost.seconds):>9}"
+        for name, what, cost in lines
+    ]
+    note = (
+        "FLOPs are counted; memory and time are estimates (20 % MFU on an H200 below 1B parameters, "
+        "32 % above; 30 GFLOP/s per CPU core)."
+    )
+    return "\n".join([title, *rows, note])
 
 
 def dry_run(recipe: Recipe, *, mixers: Sequence[str] | None = None, device: str | None = None) -> Estimate:

@@ -8,7 +8,7 @@ import yaml
 
 from evalsuite.cli.commands.distill import check_starts, recipes
 from evalsuite.cli.entry import build_parser, main
-from evalsuite.distill import load_recipe
+from evalsuite.distill import dry_run, load_recipe
 from evalsuite.distill.recipe import RECIPES
 from evalsuite.foundation import ConfigError
 from evalsuite.foundation.strict_yaml import read_yaml
@@ -99,17 +99,23 @@ def test_distill_refuses_missing_start_before_training(tmp_path):
     check_starts(chosen(*command[1:-2]), tmp_path)
 
 
-def test_distill_dry_run_sums_costs(
+def test_distill_dry_run_has_a_row_a_variant(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path
 ):
     monkeypatch.setenv("EVALSUITE_DATA", "elsewhere")
     command = ["distill", ZOO, "--variants", "hybrid", "seed1", "--data", str(tmp_path), "--device", "cuda"]
     assert main([*command, "--dry-run"]) == 0
     assert os.environ["EVALSUITE_DATA"] == str(tmp_path)
-    out = capsys.readouterr().out
-    assert "gated_deltanet, kda, mlstm, gla, deltanet, retnet, linear_attention from" in out
-    assert f"{ZOO}.hybrid: gated_deltanet from" in out
-    assert out.rstrip().splitlines()[-1].startswith("3 runs: ")
+    title, _, *rows, _ = capsys.readouterr().out.splitlines()
+    assert [row.split()[0] for row in rows] == [ZOO, "hybrid", "seed1"]
+    assert "gated_deltanet, kda, mlstm, gla, deltanet, retnet, linear_attention  " in rows[0]
+    assert rows[1].split()[1] == "gated_deltanet"
+    costs = [dry_run(recipe, mixers=mixers, device="cuda") for _, recipe, mixers in chosen(*command[1:5])]
+    assert title.startswith(f"3 runs on one H200-class GPU: {sum(cost.flops for cost in costs):.1e} FLOPs")
+    for row, cost in zip(rows, costs, strict=True):
+        assert f" {cost.tokens:,} " in row
+    assert main([*command[:2], "--device", "cuda", "--dry-run"]) == 0
+    assert f"{ZOO}: gated_deltanet, kda, mlstm" in capsys.readouterr().out
 
 
 def test_distill_variants_take_the_mixers_of_the_command_line():

@@ -97,11 +97,13 @@ def run(arguments: argparse.Namespace) -> int:
     chosen = recipes(arguments)
     if arguments.dry_run:
         from evalsuite.distill import dry_run
+        from evalsuite.distill.training.estimate import summary
 
-        costs = [dry_run(recipe, mixers=mixers, device=arguments.device) for _, recipe, mixers in chosen]
-        print("\n\n".join(map(str, costs)))
-        if len(costs) > 1:
-            print(f"\n{len(costs)} runs: {sum(cost.seconds for cost in costs) / 60:.0f} min")
+        costs = {
+            Path(folder).name or recipe.name: dry_run(recipe, mixers=mixers, device=arguments.device)
+            for folder, recipe, mixers in chosen
+        }
+        print(summary(costs) if len(costs) > 1 else next(iter(costs.values())))
         return 0
     if arguments.check_data:
         check_data([recipe for _, recipe, _ in chosen])
