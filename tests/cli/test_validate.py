@@ -34,7 +34,7 @@ GATE = "rules:\n  - {metric: recovery, min: 0.9}\n"
             BENCHMARKS / "pocket_facts.yaml",
             "benchmark, valid: 200 generated documents, loglikelihood and generation",
         ),
-        (SUITES / "quick.yaml", "suite, valid: 7 benchmarks (4 under loglikelihood, 4 under generation)"),
+        (SUITES / "quick.yaml", "suite, valid: 8 benchmarks (5 under loglikelihood, 5 under generation)"),
         (RECIPES / "pocket.yaml", "recipe, valid: "),
         (EXAMPLES / "demo.yaml", "gate policy, valid: "),
     ],
