@@ -6,6 +6,7 @@ from typing import Any
 
 from docs._generate import commands, fields, registries
 from docs._generate import tables as tables_of_results
+from evalsuite.cli import catalogue
 from evalsuite.distill.optim.optimizers import OPTIMIZERS, Optimizer
 from evalsuite.distill.optim.schedules import SCHEDULES, Schedule
 from evalsuite.distill.recipe import Recipe
@@ -83,16 +84,23 @@ def lines_of(root: type, kinds: list[type]) -> list[type]:
 
 
 def mixers() -> str:
-    """Return mixers with their options and presets."""
+    """Return mixers with their taxonomy and presets."""
+    header, rows, notes = catalogue.mixers()
+    own = registries.own(MIXERS)
+    taxonomy = [header, ["---"] * len(header), *((f"`{row[0]}`", *row[1:]) for row in rows if row[0] in own)]
+    taxonomy_table = "\n".join(f"| {' | '.join(row)} |" for row in taxonomy)
     presets = []
-    for name in registries.own(MIXERS):
+    for name in own:
         for preset, values in getattr(MIXERS[name].Options, "presets", {}).items():
             settings = ", ".join(
                 f"`{key}: {fields.in_yaml(value).strip('`')}`" for key, value in values.items()
             )
             presets.append(f"| `{name}` | `{preset}` | {settings or 'the defaults'} |")
     head = "| mixer | preset | options |\n|---|---|---|"
-    return f"{registries.table(MIXERS)}\n\n### Presets\n\n{head}\n" + "\n".join(presets)
+    return (
+        f"{registries.table(MIXERS)}\n\n### Taxonomy\n\n{taxonomy_table}\n\n{notes[0]}\n\n"
+        f"### Presets\n\n{head}\n" + "\n".join(presets)
+    )
 
 
 def rule_metrics() -> str:

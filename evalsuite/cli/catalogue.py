@@ -1,4 +1,4 @@
-"""Tables of `evalsuite show benchmarks` and `evalsuite show suites`."""
+"""Tables of `evalsuite show benchmarks`, `evalsuite show suites` and `evalsuite show mixers`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +12,9 @@ from evalsuite.tasks.sources.documents import count_documents
 from evalsuite.tasks.suite import Entry, known_suites, load_suite, resolve
 
 HUB = "hub"
+NONE = "–"
+MIXER_SHAPE = "SmolLM2-135M"
+"""Shape whose layers state the sizes in the table of mixers."""
 PROTOCOL_NAMES = {"loglikelihood": "log-likelihood", "generation": "generation"}
 Rows = list[tuple[str, ...]]
 
@@ -49,6 +52,35 @@ def benchmarks(data: Path | str | None) -> tuple[Sequence[str], Rows, list[str]]
     for name, problem in problems.items():
         unusable = "" if BENCHMARKS.origin(name) == "evalsuite" else "cannot be used: "
         notes.append(f"{name}: {unusable}{problem}")
+    return header, rows, notes
+
+
+def mixers() -> tuple[Sequence[str], Rows, list[str]]:
+    """Return header, rows and notes of the taxonomy of every mixer with default options."""
+    from evalsuite.models.benchmark.random_models import read_shape
+    from evalsuite.models.checkpoints.describe import format_bytes
+    from evalsuite.models.decoder.taxonomy import taxonomy
+    from evalsuite.models.mixers import MIXERS
+
+    _, shape = read_shape(MIXER_SHAPE)
+    header = ("mixer", "update", "decay", "decay per", "state", "per token")
+    rows: Rows = []
+    notes = [
+        f"State and per token: cache of one layer of {MIXER_SHAPE}'s shape, in bfloat16 with recurrent "
+        "states in float32."
+    ]
+    for name in MIXERS:
+        if MIXERS.origin(name) != "evalsuite" and MIXERS.problem(name) is not None:
+            continue
+        try:
+            found = taxonomy(name, shape)
+        except Exception as error:
+            # A mixer of another package can fail in any way, and the listing goes on.
+            notes.append(f"{name}: no layer of this shape: {error or type(error).__name__}")
+            continue
+        sizes = (format_bytes(size) if size else NONE for size in (found.state_bytes, found.token_bytes))
+        kinds = (found.update or NONE, found.decay or NONE, found.granularity or NONE)
+        rows.append((name + plugin_origin(MIXERS, name), *kinds, *sizes))
     return header, rows, notes
 
 

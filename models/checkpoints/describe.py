@@ -65,9 +65,9 @@ def _cache(cost: ModelCost) -> str:
     if cache is None:
         return f"not measured: {cost.foreign}"
     return (
-        f"{_format_bytes(cache.per_token)} per token, {_format_bytes(cache.fixed)} of states; "
-        f"{_format_bytes(cache.at(2048))} at 2,048 tokens, "
-        f"{_format_bytes(cache.at(32768))} at 32,768 (bfloat16)"
+        f"{format_bytes(cache.per_token)} per token, {format_bytes(cache.fixed)} of states; "
+        f"{format_bytes(cache.at(2048))} at 2,048 tokens, "
+        f"{format_bytes(cache.at(32768))} at 32,768 (bfloat16)"
     )
 
 
@@ -125,7 +125,8 @@ def _foreign_mixers(cost: ModelCost) -> list[str]:
     return names
 
 
-def _format_bytes(count: float) -> str:
+def format_bytes(count: float) -> str:
+    """`1.5 MiB`."""
     for unit in ("B", "KiB", "MiB"):
         if count < 1024:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"

@@ -65,3 +65,19 @@ def test_show_benchmark_prints_prompts(data: Path, capsys: pytest.CaptureFixture
     assert "Question: goal" in out
     assert "▸' do not'" in out
     assert "A) do\nB) do not" in out
+
+
+def test_show_mixers_begins_with_their_taxonomy(capsys: pytest.CaptureFixture[str]) -> None:
+    lines, out = shown(capsys, "mixers")
+    assert lines["mixer"].split("  ")[0] == "mixer"
+    for name, *cells in (
+        ("kda", "delta", "input-dependent", "channel"),
+        ("retnet", "additive", "fixed", "head"),
+        ("deltanet", "delta", "none"),
+        ("softmax", "attention", "768 B"),
+    ):
+        assert all(cell in lines[name] for cell in cells)
+    # Heads · keys · values in float32, and three inputs of the convolution of each of q, k and v in bfloat16.
+    state = 9 * 64 * 64 * 4 + 3 * 9 * 64 * 3 * 2
+    assert f"{state / 1024:.1f} KiB" in lines["kda"]
+    assert out.index("retnet  ") < out.index("retnet: ")

@@ -41,7 +41,7 @@ def add(commands: argparse._SubParsersAction) -> None:
         subject = subjects.add_parser(name, help=text, description=text)
         subject.set_defaults(call=show_registry)
     for name, call, text in (
-        ("mixers", show_mixers, "the mixers and their options with defaults"),
+        ("mixers", show_mixers, "the mixers: update rule, decay, state, and options with defaults"),
         ("recipes", show_recipes, "the recipes that ship with evalsuite, and their variants"),
         ("selectors", show_selectors, "the methods that choose the layers that stay softmax"),
         ("engines", show_engines, "the inference engines and whether they take arguments"),
@@ -90,9 +90,12 @@ def first_sentence(text: str | None) -> str:
 
 
 def show_mixers(arguments: argparse.Namespace) -> int:
-    """Print name, description and options of every mixer."""
+    """Print the taxonomy of all mixers, then name, description and options of each."""
+    from evalsuite.cli import catalogue
     from evalsuite.models.mixers import MIXERS, option_defaults
 
+    _print_catalogue(*catalogue.mixers())
+    print()
     for name in print_registry(MIXERS):
         kind = MIXERS[name]
         if defaults := option_defaults(kind.Options):

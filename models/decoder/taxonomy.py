@@ -1,0 +1,93 @@
+"""Taxonomy of mixers: update rule, decay and size of the state (the axes of arXiv 2504.14366, Table 1).
+
+All of it is read from a layer of the mixer on the meta device: from the shapes of what its recurrence gets,
+and from what its cache holds. Channels that share a decay (`decay_group_size`) count as channels.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from transformers import PreTrainedConfig
+
+from evalsuite.models.decoder.config import StudentConfig
+from evalsuite.models.decoder.cost import ModelCost
+from evalsuite.models.mixers import RecurrenceInputs, RecurrentMixer, StateKind
+from evalsuite.models.ops.recurrence.inputs import DecayShape
+
+Update = Literal["attention", "additive", "delta"]
+Decay = Literal["none", "fixed", "input-dependent"]
+Granularity = Literal["head", "channel"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taxonomy:
+    """Place of a mixer among all mixers; None for what an interface of its own does not tell."""
+
+    update: Update | None
+    """How a token enters the memory: as a key and value of its own, added to the state, or added after what
+    the state holds for its key is removed."""
+    decay: Decay | None
+    """Whether and by what the state decays."""
+    granularity: Granularity | None
+    """What has a decay of its own; None without a decay."""
+    state_bytes: int
+    """Bytes of a layer's cache at any length, at most: states, and the keys and values of a window."""
+    token_bytes: int
+    """Bytes of a layer's cache that each token adds."""
+
+
+def taxonomy(mixer: str, teacher: PreTrainedConfig, options: dict[str, Any] | None = None) -> Taxonomy:
+    """Taxonomy of a mixer in a student of `teacher`, in bfloat16 with recurrent states in float32.
+
+    Args:
+        mixer: its name.
+        teacher: whose shape the layer takes.
+        options: of the mixer; the defaults without them.
+
+    Raises:
+        ConfigError: unknown mixer or option, or a shape that the mixer cannot take.
+    """
+    cost = ModelCost.of(StudentConfig(_one_layer(teacher), [mixer], {mixer: options or {}}))
+    cache = cost.cache()
+    assert cache is not None  # A student's layers are known.
+    layer = cost.model.model.layers[0].self_attn
+    update: Update | None = None if StateKind.RECURRENT in layer.state_kind else "attention"
+    decay: Decay | None = None
+    granularity: Granularity | None = None
+    if isinstance(layer, RecurrentMixer):
+        inputs = _inputs_on_meta(layer)
+        update = "additive" if inputs.beta is None else "delta"
+        decay, granularity = _DECAYS[inputs.decay_shape]
+    return Taxonomy(
+        update=update,
+        decay=decay,
+        granularity=granularity,
+        state_bytes=cache.at(_LONG) - cache.per_token * _LONG,
+        token_bytes=cache.per_token,
+    )
+
+
+def _inputs_on_meta(layer: RecurrentMixer) -> RecurrenceInputs:
+    """What the recurrence of a layer on the meta device gets of two tokens."""
+    shape, dtype = layer.attention_shape, layer.q_proj.weight.dtype
+    x = torch.empty(1, 2, shape.hidden_size, dtype=dtype, device="meta")
+    angles = torch.empty(1, 2, shape.head_dim, dtype=dtype, device="meta")
+    return layer.prepare(x, (angles, angles)).inputs
+
+
+def _one_layer(teacher: PreTrainedConfig) -> dict[str, Any]:
+    """The config with its first layer alone."""
+    layers = teacher.num_hidden_layers
+    cut = {k: v[:1] if isinstance(v, list) and len(v) == layers else v for k, v in teacher.to_dict().items()}
+    return cut | {"num_hidden_layers": 1}
+
+
+_DECAYS: dict[DecayShape, tuple[Decay, Granularity | None]] = {
+    "none": ("none", None),
+    "head": ("fixed", "head"),
+    "scalar": ("input-dependent", "head"),
+    "channel": ("input-dependent", "channel"),
+}
+_LONG = 2**40
+"""Tokens that fill any window."""
