@@ -11,6 +11,7 @@ from evalsuite.reports.figures.plots import Axis, Curve, Point, curves
 from evalsuite.reports.measure import MEASURES, Measure
 from evalsuite.reports.measures.scaling.families import Family, LeftOut, Quantity, families_of
 from evalsuite.reports.measures.scaling.fits import CrossoverRow, ScalingRow, scaling_rows
+from evalsuite.reports.measures.scaling.ranks import SizeOrderRow, size_orders
 from evalsuite.reports.report import Report, resampled
 from evalsuite.reports.statistics.intervals import Interval
 from evalsuite.reports.table import CSV, PAGE, Column, Table
@@ -60,11 +61,17 @@ def families(report: Report) -> tuple[list[Family], list[LeftOut]]:
 
 
 def fitted(report: Report) -> tuple[list[ScalingRow], list[CrossoverRow]]:
-    """Slope and plateau of families of three or more points, and where the lines of two families cross."""
+    """Slope and plateau of curves of three or more points, and where the lines of two curves cross."""
     found = [
         scaling_rows(pool, report.informative_names(name)) for name, pool in report.of(resampled).items()
     ]
     return [row for rows, _ in found for row in rows], [row for _, rows in found for row in rows]
+
+
+def orders(report: Report) -> list[SizeOrderRow]:
+    """Agreement of the order of recipes between two sizes of the teacher."""
+    pools = report.of(resampled).items()
+    return [row for name, pool in pools for row in size_orders(pool, report.informative_names(name))]
 
 
 def _families(report: Report, protocol: str, quantity: Quantity) -> dict[Hashable, list[int]]:
@@ -168,18 +175,39 @@ def _amount(quantity: str, value: float) -> str:
     return formatting.tokens(round(value)) if quantity == "tokens" else formatting.parameters(round(value))
 
 
-def _crossovers(report: Report) -> list[str]:
-    def names(family: tuple[int, ...]) -> str:
-        return family_name(report, family[0])
+def _names(report: Report, students: Sequence[int]) -> list[str]:
+    """The mixers of students of different recipes, and the label where others have the same mixers."""
+    names = [family_name(report, student) for student in students]
+    return [
+        f"{name} ({report.checkpoints[student].label} …)" if names.count(name) > 1 else name
+        for name, student in zip(names, students, strict=True)
+    ]
 
+
+def _crossovers(report: Report) -> list[str]:
     found = []
     for row in report.of(fitted)[1]:
+        first, second = _names(report, (row.first[0], row.second[0]))
         amount = partial(_amount, row.quantity)
         point, span = amount(row.at.point), formatting.ends(row.at.low, row.at.high, amount)
         unit = "training tokens" if row.quantity == "tokens" else "parameters of the teacher"
         found.append(
-            f"{names(row.first)} overtakes {names(row.second)} under "
-            f"{formatting.PROTOCOL_TITLES[row.protocol]} at {point} ({span}) {unit}."
+            f"{first} overtakes {second} under {formatting.PROTOCOL_TITLES[row.protocol]} at {point} "
+            f"({span}) {unit}."
+        )
+    return found
+
+
+def _orders(report: Report) -> list[str]:
+    found = []
+    for row in report.of(orders):
+        names = _names(report, [students[0] for students in row.students])
+        small, large = (_amount("size", size) for size in row.sizes)
+        swapped = ", ".join(f"{names[j]} overtakes {names[i]}" for i, j in row.inversions)
+        found.append(
+            f"Kendall τ between the orders of {len(names)} recipes with teachers of {small} and {large} "
+            f"under {formatting.PROTOCOL_TITLES[row.protocol]} is {formatting.plain(row.tau.point, 2)} "
+            f"({formatting.span(row.tau, 1, 2)})" + (f": {swapped}." if swapped else ".")
         )
     return found
 
@@ -201,6 +229,7 @@ SCALING: Table[ScalingRow] = Table(
         Column("name", "mixer", unit="text"),
         Column("by", unit="text", outputs=PAGE, show=lambda report, row: _by(row)),
         Column("quantity", unit="text", outputs=CSV),
+        Column("runs"),
         Column("protocol", unit="text", outputs=CSV),
         Column("scope", unit="text", outputs=CSV),
         Column(
@@ -220,6 +249,9 @@ SCALING: Table[ScalingRow] = Table(
         Column("first", value=lambda report, row: row.values[0], outputs=CSV),
         Column("last", value=lambda report, row: row.values[-1], outputs=CSV),
         Column("slope", "points per doubling", kind="interval", show=lambda report, row: _gain(row.slope)),
+        Column("exponent", kind="interval", digits=2),
+        Column("slope_misfit", outputs=CSV),
+        Column("exponent_misfit", outputs=CSV),
         Column("last_gain", "last doubling", kind="interval", show=lambda report, row: _gain(row.last_gain)),
         Column(
             "plateau",
@@ -230,10 +262,11 @@ SCALING: Table[ScalingRow] = Table(
     ),
     order=50,
     intro=(
-        "Slopes of recovery are per doubling, with 95 % intervals; a plateau starts where no later gain is "
-        "proven."
+        "Slopes of recovery are per doubling; exponents are b of 1 − recovery = a · quantity^(−b). Intervals "
+        "are 95 % over documents, and over training runs where a recipe has several. A plateau starts where "
+        "no later gain is proven."
     ),
-    notes=lambda report: [*_crossovers(report), *_left_out(report)],
+    notes=lambda report: [*_crossovers(report), *_orders(report), *_left_out(report)],
     figures=scaling_views,
 )
 MEASURES.add(
@@ -243,6 +276,7 @@ MEASURES.add(
         json={
             "families": lambda report: report.of(families)[0],
             "crossovers": lambda report: report.of(fitted)[1],
+            "orders_by_size": lambda report: report.of(orders),
             "left_out_of_families": lambda report: report.of(families)[1],
         },
     ),

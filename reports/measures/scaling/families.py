@@ -30,6 +30,8 @@ class Family:
     checkpoints: tuple[int, ...]
     values: tuple[float, ...]
     """Training tokens, or parameters of the teacher; no two within the factor `SAME`."""
+    curve: int
+    """Families of one number are runs of one recipe, equal in all but their seeds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +61,7 @@ def families_of(tensor: ResultTensor) -> tuple[list[Family], list[LeftOut]]:
             key = ("size", None, "size", lineage.recipe, lineage.describe_mixers(), lineage.seed)
             groups.setdefault(key, []).append((size, i))
     families, left = [], {}
+    curves: dict[object, list[int | None]] = {}
     for key, members in groups.items():
         if key[0] == "size" and len({size for size, _ in members}) < 2:
             continue  # Students of one teacher are no curve by its size.
@@ -71,8 +74,36 @@ def families_of(tensor: ResultTensor) -> tuple[list[Family], list[LeftOut]]:
             left[quantity, tuple(who), why] = LeftOut(quantity=quantity, checkpoints=tuple(who), why=why)
         if len(kept) > 1:
             values, checkpoints = zip(*kept, strict=True)
-            families.append(Family(quantity=quantity, kind=kind, checkpoints=checkpoints, values=values))
+            curve = (kind, values, *(_apart_from_seed(i, lineages[i], tensor) for i in checkpoints))
+            seed = lineages[checkpoints[0]].seed
+            if seed is None or seed in curves.get(curve, ()):
+                curve = (*curve, checkpoints)
+            curves.setdefault(curve, []).append(seed)
+            families.append(
+                Family(
+                    quantity=quantity,
+                    kind=kind,
+                    checkpoints=checkpoints,
+                    values=values,
+                    curve=list(curves).index(curve),
+                )
+            )
     return families, list(left.values())
+
+
+def curves_of(families: Sequence[Family]) -> list[list[Family]]:
+    """The families of each curve."""
+    found: dict[int, list[Family]] = {}
+    for family in families:
+        found.setdefault(family.curve, []).append(family)
+    return list(found.values())
+
+
+def _apart_from_seed(checkpoint: int, lineage: Lineage, tensor: ResultTensor) -> tuple[object, ...]:
+    """What runs of one recipe share; not its hash, of which the seed is a part."""
+    stages = tuple(stage.settings for stage in lineage.stages)
+    name = lineage.recipe or lineage.recipe_hash or checkpoint
+    return tensor.checkpoints[checkpoint].teacher, name, lineage.mixers, stages
 
 
 def _token_keys(lineage: Lineage) -> list[tuple[object, ...]]:

@@ -1,13 +1,18 @@
 """Slopes, plateaus and crossovers of families with known growth."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from evalsuite.reports.measures.scaling import families, fitted
+from evalsuite.reports.measures.scaling import SCALING, families, fitted, orders
+from evalsuite.reports.measures.scaling.fits import line, over_runs, power_law
+from evalsuite.reports.measures.scaling.ranks import tau_draws
 from evalsuite.reports.report import Report, build_report
+from evalsuite.reports.statistics import seeds
+from evalsuite.reports.statistics.contrasts import Contrast
 
 TOKENS = (1_000_000, 2_000_000, 4_000_000, 8_000_000)
 
@@ -248,3 +253,177 @@ def test_two_recipes_at_one_size_make_no_curve_by_size(synthetic: SimpleNamespac
     report = build_report(runs)
     assert report.of(fitted)[0] == []
     assert set().union(*left_out(report).values()) == {"native", "own", "n2", "n4"}
+
+
+def report_by_size(
+    synthetic: SimpleNamespace,
+    folder: Path,
+    scores: Mapping[tuple[str, int], tuple[float, ...]],
+    documents: int = 800,
+    settings: dict[int, str] | None = None,
+) -> Report:
+    """Students of teachers of 100M, 200M, 400M … parameters: (mixer, seed) → true scores.
+
+    Args:
+        settings: seed → a setting of its stage; without one all seeds have the same.
+    """
+    runs = []
+    for place in range(max(map(len, scores.values()))):
+        parameters = 10**8 * 2**place
+        teacher = synthetic.SyntheticCheckpoint(
+            f"t{parameters}", lambda *_: 0.8, "teacher", parameters=parameters, prompts=str(parameters)
+        )
+        students = [
+            synthetic.SyntheticCheckpoint(
+                f"{mixer}-{seed}-{parameters}",
+                lambda *_, score=curve[place]: score,
+                lineage={
+                    "recipe": {"name": "r", "hash": f"{parameters} {seed}"},
+                    "mixers": [mixer] * 2,
+                    "seed": seed,
+                    "teacher": {"weights_id": teacher.weights_id},
+                    "stages": [{"name": "kd", "tokens": 100, "lr": (settings or {}).get(seed, "1e-3")}],
+                },
+                prompts=str(parameters),
+            )
+            for (mixer, seed), curve in scores.items()
+            if place < len(curve)
+        ]
+        benchmark = synthetic.SyntheticBenchmark(
+            "a", "A", "knowledge", documents, protocols=("loglikelihood",)
+        )
+        path = folder / str(parameters)
+        runs.append(synthetic.make_run(path, [benchmark], [teacher, *students], rho=0.9))
+    return build_report(runs)
+
+
+def test_curves_by_size_cross(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+    scores = {("gla", 0): (0.3, 0.45, 0.6, 0.75), ("kda", 0): (0.5, 0.52, 0.54, 0.56)}
+    report = report_by_size(synthetic, tmp_path / "cross", scores)
+    (row,) = report.of(fitted)[1]
+    # 0.3 + 0.15·x = 0.5 + 0.02·x at x = 20/13 doublings of 100M parameters.
+    assert row.quantity == "size"
+    assert row.at.low < 1e8 * 2 ** (20 / 13) < row.at.high
+    assert row.at.high / row.at.low < 2
+    assert {report.checkpoints[i].label.split("-")[0] for i in row.first} == {"gla"}
+    (note,) = SCALING.notes(report)
+    assert note.startswith("GLA overtakes KDA under log-likelihood at ")
+    assert note.endswith(" parameters of the teacher.")
+
+    # Only sizes that both curves have are compared; the largest one alone would have the lines cross.
+    longer = {("gla", 0): (0.3, 0.32, 0.34, 0.78), ("kda", 0): (0.5, 0.52, 0.54)}
+    assert report_by_size(synthetic, tmp_path / "longer", longer).of(fitted)[1] == []
+    apart = {("gla", 0): (0.3, 0.4, 0.5), ("kda", 0): (0.65, 0.66, 0.67)}
+    assert report_by_size(synthetic, tmp_path / "apart", apart).of(fitted)[1] == []
+
+
+def test_runs_of_one_recipe_are_one_curve_with_an_interval_over_runs(
+    synthetic: SimpleNamespace, tmp_path: Path
+) -> None:
+    curves = {0: (0.4, 0.5, 0.6), 1: (0.4, 0.47, 0.5), 2: (0.4, 0.53, 0.7)}
+    scores = {("gla", seed): curve for seed, curve in curves.items()}
+    (row,) = report_by_size(synthetic, tmp_path / "runs", scores, 3000).of(fitted)[0]
+    assert (row.runs, len(row.checkpoints), len(row.values)) == (3, 9, 3)
+    slopes = [np.polyfit([0, 1, 2], np.array(curve) / 0.8, 1)[0] for curve in curves.values()]
+    expected = seeds.over_runs(slopes)
+    assert row.slope.point == pytest.approx(expected.point, abs=0.02)
+    assert row.slope.width == pytest.approx(expected.width, rel=0.3)
+    alone = report_by_size(synthetic, tmp_path / "one", {("gla", 0): curves[0]}, 3000)
+    (single,) = alone.of(fitted)[0]
+    assert single.runs == 1
+    assert single.slope.width < row.slope.width / 4
+
+    # Seeds of stages with other settings are no runs of one recipe.
+    other = report_by_size(synthetic, tmp_path / "other", scores, 200, {1: "1e-4"})
+    assert sorted(row.runs for row in other.of(fitted)[0]) == [1, 2]
+
+
+def drawn(point: float, deviation: float, seed: int) -> Contrast:
+    draws = np.random.default_rng(seed).normal(point, deviation, 20_000)
+    return Contrast(point, draws, 500, deviation**2)
+
+
+def test_interval_over_runs_is_students_t_for_any_combination_of_points() -> None:
+    values = np.array([[0.5, 0.6, 0.75], [0.52, 0.6, 0.68], [0.47, 0.61, 0.7], [0.5, 0.65, 0.74]])
+    runs = [[drawn(value, 1e-6, at) for at, value in enumerate(run)] for run in values]
+    points = over_runs(runs, np.random.default_rng(0))
+    x = np.arange(3.0)
+    for found, each in (
+        (line(x, points)[1], np.polyfit(x, values.T, 1)[0]),
+        (line(x, points)[0], np.polyfit(x, values.T, 1)[1]),
+        (points[2].minus(points[0]), values[:, 2] - values[:, 0]),
+    ):
+        expected, interval = seeds.over_runs(each.tolist()), found.interval()
+        assert interval.point == pytest.approx(expected.point)
+        assert interval.width == pytest.approx(expected.width, rel=0.05)
+    alone = over_runs(runs[:1], np.random.default_rng(0))
+    assert [each.point for each in alone] == values[0].tolist()
+    assert alone[0].variance == runs[0][0].variance
+
+
+def test_power_law_is_that_of_the_lost_share() -> None:
+    values = (1e8, 2e8, 4e8, 8e8)
+    recoveries = [1 - 30 * x**-0.25 for x in values]
+    made = power_law(values, [drawn(each, 0.004, seed) for seed, each in enumerate(recoveries)])
+    assert made is not None
+    log_a, exponent = made
+    assert exponent.point == pytest.approx(0.25)
+    assert np.exp(log_a) == pytest.approx(30)
+    # The interval contains what refitted draws do, without linearization.
+    lost = 1 - np.random.default_rng(9).normal(recoveries, 0.004, (4000, 4))
+    refitted = -np.polyfit(np.log(values), np.log(lost).T, 1)[0]
+    interval = exponent.interval()
+    assert (interval.low, interval.high) == pytest.approx(np.quantile(refitted, (0.025, 0.975)), abs=0.005)
+    # A recovery that may be above 1 has no logarithm of what is lost.
+    assert power_law(values, [drawn(each, 0.004, 0) for each in (0.8, 0.9, 0.95, 0.997)]) is None
+
+
+def test_order_of_recipes_between_two_sizes(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+    same = {
+        ("gla", 0): (0.3, 0.4),
+        ("kda", 0): (0.5, 0.6),
+        ("retnet", 0): (0.4, 0.5),
+        ("hgrn2", 0): (0.6, 0.7),
+    }
+    (row,) = report_by_size(synthetic, tmp_path / "same", same).of(orders)
+    assert (row.tau.point, row.inversions, row.sizes) == (1, (), (1e8, 2e8))
+    assert row.tau.low > 0.6
+
+    turned = same | {("hgrn2", 0): (0.6, 0.3)}
+    report = report_by_size(synthetic, tmp_path / "turned", turned)
+    (row,) = report.of(orders)
+    assert "is 0.00 (" in SCALING.notes(report)[0]
+    assert "KDA overtakes HGRN2" in SCALING.notes(report)[0]
+    mixers = [report.checkpoints[i].label.split("-")[0] for i, _ in row.students]
+    # HGRN2 falls from the first place to the last: three of six pairs.
+    assert row.tau.point == 0
+    assert {(mixers[i], mixers[j]) for i, j in row.inversions} == {
+        ("hgrn2", other) for other in ("gla", "kda", "retnet")
+    }
+    two = {name: curve for name, curve in same.items() if name[0] in ("gla", "kda")}
+    assert report_by_size(synthetic, tmp_path / "two", two).of(orders) == []
+
+
+def test_runs_that_differ_widen_the_interval_of_the_order(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+    apart = {"gla": (0.3, 0.4), "kda": (0.4, 0.5), "retnet": (0.5, 0.6)}
+    spread = {
+        (mixer, seed): tuple(score + shift for score in curve)
+        for mixer, curve in apart.items()
+        for seed, shift in enumerate((-0.08, 0.0, 0.08))
+    }
+    (wide,) = report_by_size(synthetic, tmp_path / "spread", spread).of(orders)
+    (narrow,) = report_by_size(
+        synthetic, tmp_path / "one", {(mixer, 0): curve for mixer, curve in apart.items()}
+    ).of(orders)
+    assert (wide.runs, narrow.runs) == ((3, 3, 3), (1, 1, 1))
+    assert wide.tau.point == narrow.tau.point == 1
+    assert narrow.tau.low > wide.tau.low
+
+
+def test_tau_of_draws_counts_pairs() -> None:
+    def scores(rows: list[list[float]]) -> list[Contrast]:
+        return [Contrast(0.0, np.array(draws), 9, 1.0) for draws in zip(*rows, strict=True)]
+
+    first = scores([[1, 2, 3], [1, 2, 3], [1, 3, 2]])
+    second = scores([[4, 5, 6], [6, 5, 4], [4, 5, 6]])
+    assert tau_draws(first, second) == pytest.approx([1, -1, 1 / 3])
