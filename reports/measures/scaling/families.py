@@ -2,8 +2,9 @@
 
 A *run* is one training run whose checkpoints grow; only those of its last stage are comparable. *Budgets* are
 finished runs of one recipe that differ in nothing but the budgets of their schedules (variants `tokens-…`). A
-family by *size* has one student of a recipe, mixer and seed for each teacher. A recipe's name is trusted only
-where one recipe has it: recipes that share a name can differ in more than budget or teacher.
+family by *size* has one student of a recipe, mixer and seed for each teacher, also of its variants `360m`. A
+recipe's name is trusted only where one recipe has it: recipes that share a name can differ in more than
+budget or teacher.
 """
 
 import re
@@ -19,6 +20,11 @@ SAME = 1.01
 """Quantities within this factor are one: budgets that only the rounding to whole batches tells apart."""
 _BUDGET = re.compile(r"(?<![^-])tokens-[^-]+-?")
 """The budget in the variants of a recipe's name, `tokens-8m-short` or `short-tokens-8m`."""
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)([mb])")
+_UNITS = {"m": 1e6, "b": 1e9}
+NEAR = 1.25
+"""A variant's number within this factor of the teacher's parameters is its size, not a budget of tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +64,14 @@ def families_of(tensor: ResultTensor) -> tuple[list[Family], list[LeftOut]]:
             groups.setdefault(("tokens", checkpoint.teacher, *key), []).append((lineage.tokens or 0, i))
         size = tensor.checkpoints[checkpoint.teacher].plan.parameters
         if size and lineage.complete and lineage.mixers:
-            key = ("size", None, "size", lineage.recipe, lineage.describe_mixers(), lineage.seed)
+            key = (
+                "size",
+                None,
+                "size",
+                _without_size(lineage.recipe, size),
+                lineage.describe_mixers(),
+                lineage.seed,
+            )
             groups.setdefault(key, []).append((size, i))
     families, left = [], {}
     curves: dict[object, list[int | None]] = {}
@@ -118,6 +131,20 @@ def _token_keys(lineage: Lineage) -> list[tuple[object, ...]]:
         others = _BUDGET.sub("", variants).rstrip("-")
         found.append(("budgets", base, others, lineage.mixers, lineage.seed))
     return found
+
+
+def _without_size(recipe: str | None, parameters: int) -> str | None:
+    """The name of a recipe without variants that say the size of this teacher: `r.360m-short` of 362M."""
+    if recipe is None:
+        return None
+    base, _, variants = recipe.partition(".")
+    others = [each for each in variants.split("-") if not _is_size(each, parameters)]
+    return f"{base}.{'-'.join(others)}".rstrip(".")
+
+
+def _is_size(variant: str, parameters: int) -> bool:
+    found = _SIZE.fullmatch(variant)
+    return found is not None and 1 / NEAR < float(found[1]) * _UNITS[found[2]] / parameters < NEAR
 
 
 def _selected(

@@ -261,11 +261,13 @@ def report_by_size(
     scores: Mapping[tuple[str, int], tuple[float, ...]],
     documents: int = 800,
     settings: dict[int, str] | None = None,
+    recipes: tuple[str, ...] = ("r",) * 4,
 ) -> Report:
     """Students of teachers of 100M, 200M, 400M … parameters: (mixer, seed) → true scores.
 
     Args:
         settings: seed → a setting of its stage; without one all seeds have the same.
+        recipes: the recipe's name at each size.
     """
     runs = []
     for place in range(max(map(len, scores.values()))):
@@ -278,7 +280,7 @@ def report_by_size(
                 f"{mixer}-{seed}-{parameters}",
                 lambda *_, score=curve[place]: score,
                 lineage={
-                    "recipe": {"name": "r", "hash": f"{parameters} {seed}"},
+                    "recipe": {"name": recipes[place], "hash": f"{parameters} {seed}"},
                     "mixers": [mixer] * 2,
                     "seed": seed,
                     "teacher": {"weights_id": teacher.weights_id},
@@ -315,6 +317,19 @@ def test_curves_by_size_cross(synthetic: SimpleNamespace, tmp_path: Path) -> Non
     assert report_by_size(synthetic, tmp_path / "longer", longer).of(fitted)[1] == []
     apart = {("gla", 0): (0.3, 0.4, 0.5), ("kda", 0): (0.65, 0.66, 0.67)}
     assert report_by_size(synthetic, tmp_path / "apart", apart).of(fitted)[1] == []
+
+
+def test_variants_of_other_sizes_are_one_recipe(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+    """`200m` names the teacher's size, `10b` a budget: its student is not part of the curve."""
+    scores = {("gla", 0): (0.4, 0.5, 0.6)}
+    named = ("r.short", "r.200m-short", "r.short-0.4b")
+    (row,) = report_by_size(synthetic, tmp_path / "named", scores, 200, recipes=named).of(fitted)[0]
+    assert row.values == (1e8, 2e8, 4e8)
+    for other in ("r.10b", "r.400m", "r.short-10b", "q.short"):
+        names = ("r.short", "r.200m-short", other)
+        report = report_by_size(synthetic, tmp_path / other, scores, 200, recipes=names)
+        (family,) = report.of(families)[0]
+        assert family.values == (1e8, 2e8)
 
 
 def test_runs_of_one_recipe_are_one_curve_with_an_interval_over_runs(
