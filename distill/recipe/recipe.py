@@ -118,6 +118,8 @@ class Recipe(Strict):
 
     name: str = Field(pattern=r"^[A-Za-z0-9_.-]+$")
     """Name of the recipe, in lineage and folders."""
+    variant: str = Field(default="", pattern=r"^[A-Za-z0-9_.-]*$")
+    """The chosen variants without a `name` of their own, joined by `-`; lineages add it to the name."""
     title: str = ""
     """One line for listings."""
     source: str = ""
@@ -194,10 +196,11 @@ class Recipe(Strict):
         return [self.name] if self.architecture is not None else list(self.student.mixers)
 
     def name_of(self, label: str) -> str:
-        """Name of a student's recipe in its lineage; a named student has its own, as a variant may have."""
-        if label not in self.student.named:
-            return self.name
-        return f"{self.name}{'-' if '.' in self.name else '.'}{label}"
+        """Name of a student's recipe in its lineage, with its variant; a named student has its own."""
+        name = self.name
+        for part in (self.variant, label if label in self.student.named else ""):
+            name += f"{'-' if '.' in name else '.'}{part}" if part else ""
+        return name
 
     @property
     def tokens(self) -> int:
@@ -295,6 +298,7 @@ class Recipe(Strict):
 
 
 NON_HASHED_FIELDS = (
+    "variant",
     "title",
     "source",
     "notes",
@@ -308,6 +312,8 @@ NON_HASHED_FIELDS = (
     "num_workers",
 )
 """Fields of a recipe that do not affect the trained weights."""
+OF_ONE_RECIPE = {"seed", "teacher", "student.mixers"}
+"""What runs of one recipe may differ in: a variant that sets these alone adds nothing to its name."""
 
 
 def _overrides(variants: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -327,6 +333,7 @@ def load_recipe(name: str | Path, overrides: Iterable[str] = ()) -> Recipe:
     Args:
         name: `pocket`, `kd-nine-2025:qkv-h2h`, `linearizing-2025:360m,10b`, or a path to a YAML file. Of
             variants that set one key, the last counts, but their names are joined: `base.first-second`.
+            Variants without a name are joined to `variant`.
         overrides: `key=value` with dotted keys and YAML values. `stage.lr` addresses every stage;
             `stage.kd.lr` or `stages.2.lr` one stage, by name or number.
 
@@ -344,6 +351,7 @@ def load_recipe(name: str | Path, overrides: Iterable[str] = ()) -> Recipe:
     source = str(path)
     offered = value.get("variants") or {}
     base, names = value.get("name"), []
+    unnamed = [value.get("variant")]
     for variant in filter(None, variants.split(",")):
         if variant not in offered:
             raise ConfigError(f"{source}: unknown variant '{variant}'{nearest(variant, offered)}")
@@ -353,14 +361,19 @@ def load_recipe(name: str | Path, overrides: Iterable[str] = ()) -> Recipe:
             apply_override(value, key, setting, f"{source}, variant {variant}")
         if "name" in changes:
             names.append(str(value["name"]).removeprefix(f"{base}."))
+        elif not changes.keys() <= OF_ONE_RECIPE:
+            unnamed.append(offered[variant] if isinstance(offered[variant], str) else variant)
     if len(names) > 1:
         value["name"] = f"{base}.{'-'.join(names)}"
+    value["variant"] = "-".join(filter(None, unnamed))
     for override in overrides:
         key, equals, setting = override.partition("=")
         if not equals:
             raise ConfigError(f"--set {override}: expected key=value")
         origin = f"--set {override}"
         apply_override(value, key.strip(), parse_yaml(setting, origin), origin)
+        if key.strip() == "name":
+            value["variant"] = ""
         source = f"{path} with --set"
     return parse(value, Recipe, source)
 

@@ -127,6 +127,50 @@ def test_names_of_joined_variants_are_joined():
     assert load_recipe(f"{name}:late-8k,tokens-8m", ["name=mine"]).name == "mine"
 
 
+def test_variants_without_a_name_have_one_in_lineages():
+    """Else other losses become runs or budgets of one recipe, which seeds and teachers alone are."""
+
+    def lineage_name(variants: str) -> str:
+        recipe = load_recipe(f"linearizing-2025:{variants}")
+        return recipe.name_of(recipe.labels[0])
+
+    plain = load_recipe("linearizing-2025")
+    assert plain.name_of(plain.labels[0]) == "linearizing-2025"
+    assert lineage_name("ce-only") == "linearizing-2025.ce-only"
+    assert lineage_name("house,10b") == "linearizing-2025.house-10b"
+    assert lineage_name("360m") == lineage_name("1.7b") == "linearizing-2025"
+    assert lineage_name("1.7b,10b") == "linearizing-2025.10b"
+    smol = load_recipe("smollm2-135m-instruct-2:late-8k,seed1")
+    assert smol.name_of(smol.labels[0]) == "smollm2-135m-instruct-2.late-8k"
+
+
+def test_the_name_of_a_variant_changes_no_hash(tmp_path):
+    """Runs that began before go on, and a resolved recipe is read as it was written."""
+    recipe = load_recipe("linearizing-2025:ce-only")
+    assert recipe.variant == "ce-only"
+    assert load_recipe("linearizing-2025:ce-only", ["name=mine"]).variant == ""
+    assert recipe.model_copy(update={"variant": ""}).hash == recipe.hash
+    path = tmp_path / "recipe.yaml"
+    path.write_text(write_recipe(recipe))
+    assert load_recipe(path) == recipe
+    assert load_recipe(f"{path}:house").variant == "ce-only-house"
+
+
+@pytest.mark.parametrize("name", known_recipes())
+def test_no_two_variants_of_a_recipe_have_one_name(name):
+    """Unless they differ in seed, teacher or mixers alone, as runs of one recipe may."""
+    base = load_recipe(name)
+    recipes = [load_recipe(f"{name}:{variant}") for variant in base.variants]
+    apart = {"seed": 0, "teacher": None}
+    found: dict[str, set[str]] = {}
+    for recipe in (base, *recipes):
+        plain = recipe.model_copy(
+            update=apart | {"student": recipe.student.model_copy(update={"mixers": []})}
+        )
+        found.setdefault(recipe.name_of(""), set()).add(plain.hash)
+    assert {title: len(hashes) for title, hashes in found.items() if len(hashes) > 1} == {}
+
+
 def test_unknown_recipes_and_variants_suggest_the_nearest(write):
     with pytest.raises(ConfigError, match="did you mean 'pocket-teacher'"):
         load_recipe("pocket-teachr")
