@@ -31,7 +31,8 @@ def leaves(value: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def settings(*variants: str) -> dict[str, Any]:
-    return leaves(load_recipe(f"{NAME}:{','.join(variants)}").model_dump(mode="json", exclude={"variants"}))
+    recipe = load_recipe(f"{NAME}:{','.join(variants)}")
+    return leaves(recipe.model_dump(mode="json", exclude={"variants", "variant"}))
 
 
 def test_three_seeds_of_seven_defects_in_three_mixers():
