@@ -17,7 +17,7 @@ from evalsuite.reports.gate.outputs import verdict_json, write_verdict
 from evalsuite.reports.gate.policy import Policy
 from evalsuite.reports.gate.run import apply_policy
 from evalsuite.reports.gate.verdict import Verdict
-from evalsuite.reports.measures.papers.tables import paper_tables, printed_scores
+from evalsuite.reports.measures.papers.tables import paper_tables, printed_scores, shipped_names
 from evalsuite.reports.measures.students import PolicyVerdicts, policy_verdicts
 from evalsuite.reports.measures.students import Verdict as StudentVerdict
 from evalsuite.reports.page.render import render_page
@@ -124,13 +124,13 @@ def compare(
             tables=tables,
         ),
     }
-    for stale in (out / "papers").glob("*.csv"):
-        stale.unlink()
     for name, text in texts.items():
         write_text(out / name, text)
-    for table in tables:
-        if not table.is_written(report):
-            (out / f"{table.name}.csv").unlink(missing_ok=True)
+    # By name: other CSV files of the folder are the user's.
+    ours = [f"{table.name}.csv" for table in tables] + [f"papers/{name}.csv" for name in shipped_names()]
+    for name in ours:
+        if name not in texts:
+            (out / name).unlink(missing_ok=True)
     gated = {} if verdict is None else {"gate": verdict_json(verdict)}
     values = {**report_json(report, tables), "redacted": redacted, **gated}
     write_text(out / "report.json", compact_json(values))

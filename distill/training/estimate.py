@@ -5,7 +5,7 @@ assumptions.
 """
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,12 +96,11 @@ class Estimate:
         return _table(title, ("stage", "objective"), [*lines, ("total", "", self)])
 
 
-def summary(estimates: Mapping[str, Estimate]) -> str:
-    """Format the costs of a recipe and its variants, by name, as a table with one line each."""
-    found = list(estimates.values())
-    flops, seconds = sum(each.flops for each in found), sum(each.seconds for each in found)
-    title = f"{len(found)} runs on {found[0].device}: {flops:.1e} FLOPs, {_time(seconds)}"
-    lines = [(name, ", ".join(each.labels), each) for name, each in estimates.items()]
+def summary(estimates: Sequence[tuple[str, Estimate]]) -> str:
+    """Format the costs of a recipe and its variants, with their names, as a table with one line each."""
+    flops, seconds = (sum(getattr(each, of) for _, each in estimates) for of in ("flops", "seconds"))
+    title = f"{len(estimates)} runs on {estimates[0][1].device}: {flops:.1e} FLOPs, {_time(seconds)}"
+    lines = [(name, ", ".join(each.labels), each) for name, each in estimates]
     return _table(title, ("variant", "students"), lines)
 
 

@@ -15,7 +15,7 @@ import pytest
 from evalsuite.foundation import ConfigError
 from evalsuite.reports import compare, policy_from_options, run_gate
 from evalsuite.reports.comparison import Comparison
-from evalsuite.reports.measures.papers.tables import paper_tables
+from evalsuite.reports.measures.papers.tables import paper_tables, shipped_names
 from evalsuite.reports.page.render import SCRIPTS
 from evalsuite.reports.run import read_manifest
 from tests.reports.page_samples import sample_rows
@@ -28,6 +28,18 @@ EVIL = "<img src=x onerror=alert(1)>`|*_&amp;"
 def plain(small_run: Path, tmp_path_factory: pytest.TempPathFactory) -> Comparison:
     """What `compare` makes of the small run; tests only read it."""
     return compare([small_run], tmp_path_factory.mktemp("plain"))
+
+
+def test_only_own_stale_tables_of_papers_are_removed(small_run: Path, tmp_path: Path) -> None:
+    stale = tmp_path / "papers" / "gendistill_2026_table_20.csv"
+    mine = tmp_path / "papers" / "mine.csv"
+    stale.parent.mkdir()
+    for path in (stale, mine):
+        path.write_text("a,b\n")
+    made = compare([small_run], tmp_path)
+    assert stale.stem in shipped_names()
+    assert stale.exists() == (stale.stem in {table.name for table in paper_tables(made.report)})
+    assert mine.read_text() == "a,b\n"
 
 
 def test_output_files_are_consistent(plain: Comparison) -> None:

@@ -99,11 +99,12 @@ def run(arguments: argparse.Namespace) -> int:
         from evalsuite.distill import dry_run
         from evalsuite.distill.training.estimate import summary
 
-        costs = {
-            Path(folder).name or recipe.name: dry_run(recipe, mixers=mixers, device=arguments.device)
+        # A variant can have the recipe's name.
+        costs = [
+            (Path(folder).name or recipe.name, dry_run(recipe, mixers=mixers, device=arguments.device))
             for folder, recipe, mixers in chosen
-        }
-        print(summary(costs) if len(costs) > 1 else next(iter(costs.values())))
+        ]
+        print(summary(costs) if len(costs) > 1 else costs[0][1])
         return 0
     if arguments.check_data:
         check_data([recipe for _, recipe, _ in chosen])

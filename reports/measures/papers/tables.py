@@ -147,6 +147,15 @@ def _is_in_report(report: Report, figure: PaperScore) -> bool:
     return False
 
 
+def shipped_names() -> set[str]:
+    """Names of all tables of papers, whether the report has them or not."""
+    return {_name(figure) for figure in paper_scores()}
+
+
+def _name(figure: PaperScore) -> str:
+    return "_".join(re.findall(r"[a-z0-9]+", f"{figure.source} {figure.table}".lower()))
+
+
 def _table(report: Report, figures: Sequence[PaperScore]) -> PaperTable:
     ordered = sorted(figures, key=lambda figure: PROTOCOLS.index(figure.protocol))
     columns: dict[Place, PaperScore] = {}
@@ -168,7 +177,7 @@ def _table(report: Report, figures: Sequence[PaperScore]) -> PaperTable:
     ]
     first = figures[0]
     return PaperTable(
-        name="_".join(re.findall(r"[a-z0-9]+", f"{first.source} {first.table}".lower())),
+        name=_name(first),
         citation=first.citation,
         figures=columns,
         lines=(*_ours(report, columns), *theirs),

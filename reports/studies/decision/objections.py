@@ -77,7 +77,9 @@ def objections(study: Study) -> list[tuple[str, str]]:
         (
             "One run stands for a recipe.",
             "Intervals are over runs and documents: "
-            + study.by_teacher(lambda each: f"{len(each.runs)} runs of {len(each.teacher.students)} students")
+            + study.by_teacher(
+                lambda each: f"{len(each.runs)} runs of {len({run.student for run in each.runs})} students"
+            )
             + ".",
         ),
         (
