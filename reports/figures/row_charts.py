@@ -121,3 +121,15 @@ def stack(shares: Sequence[Share]) -> Markup:
         start += share.value
     label = "; ".join(f"{share.label} {100 * share.value:.1f} %" for share in shares)
     return figure("stack", 14, label, parts)
+
+
+def layer_strip(layers: int, softmax: Sequence[int], label: str) -> Markup:
+    """One square per layer; softmax layers are filled."""
+    width = 100 / layers
+    parts = []
+    for layer in range(layers):
+        name = "softmax" if layer in softmax else "linear"
+        title = element("title", f"layer {layer}: {name}")
+        at = {"x": f"{layer * width:.3f}%", "width": f"{width * 0.82:.3f}%"}
+        parts.append(element("rect", title, kind=name, **at, y=0, height=18, rx=2))
+    return figure("layers", 18, label, parts)

@@ -72,5 +72,7 @@ def panels(series: Sequence[Curve]) -> list[tuple[str, list[Curve]]]:
         parts = [members[i : i + SERIES_COLORS] for i in range(0, len(members), SERIES_COLORS)]
         for number, part in enumerate(parts, 1):
             alone = part[0].name if len(part) == 1 else name
-            found.append((f"{name} ({number} of {len(parts)})" if len(parts) > 1 else alone, part))
+            place = f"{number} of {len(parts)}"
+            numbered = f"{name} ({place})" if large else place
+            found.append((numbered if len(parts) > 1 else alone, part))
     return found

@@ -9,9 +9,10 @@ from evalsuite.reports import formatting
 from evalsuite.reports.analysis.lineage import Lineage, lineage_of
 from evalsuite.reports.blocks import Block, Part, Text, charts
 from evalsuite.reports.figures.axes import exact_axis
-from evalsuite.reports.figures.charts import layer_strip
-from evalsuite.reports.figures.figure import Figure, Values, figure, text
+from evalsuite.reports.figures.figure import Figure, Values, figure
 from evalsuite.reports.figures.plots import Axis, Curve, Point, curves
+from evalsuite.reports.figures.row_charts import layer_strip
+from evalsuite.reports.figures.small_multiples import small_multiples
 from evalsuite.reports.measure import MEASURES, Measure
 from evalsuite.reports.measures.ablations import ablations
 from evalsuite.reports.measures.scaling import comparable_students, recovery_charts
@@ -23,6 +24,8 @@ from evalsuite.reports.table import CSV, Column, Table, Value, label_of
 
 STABLE = 0.9
 """Mean Jaccard similarity above which the paper on KL-guided layer selection calls a selection stable."""
+TICKS = 15
+"""Layers that are numbered below bars, at most."""
 
 
 def selections(report: Report) -> list[Selection]:
@@ -172,7 +175,7 @@ def _changed_otherwise(report: Report) -> set[int]:
 
 def _probes(report: Report) -> list[Figure]:
     """Scores of the selectors' probe students, one chart per measured quantity."""
-    figures = []
+    figures: list[Figure] = []
     for what in dict.fromkeys(each.what for s in report.of(selections) for each in s.quality):
         series = [
             Curve(name, points)
@@ -180,14 +183,12 @@ def _probes(report: Report) -> list[Figure]:
             if (points := _quality_points(selection, what, name))
         ]
         counts = exact_axis([point.x for curve in series for point in curve.points]).ticks
-        figures.append(
-            curves(
-                series,
-                Axis("softmax layers", ticks=[(count, f"{count:g}") for count in counts]),
-                Axis("%"),
-                title=f"{what}, by number of softmax layers",
-                caption="Probe students trained by the selectors.",
-            )
+        figures += small_multiples(
+            series,
+            Axis("softmax layers", ticks=[(count, f"{count:g}") for count in counts]),
+            Axis("%"),
+            title=f"{what}, by number of softmax layers",
+            caption="Probe students trained by the selectors.",
         )
     return figures
 
@@ -207,7 +208,7 @@ def _quality_points(selection: Selection, what: str, name: str) -> tuple[Point, 
     )
 
 
-def scores_above_minimum(selection: Selection) -> tuple[list[float | None], str]:
+def _scores_above_minimum(selection: Selection) -> tuple[list[float | None], str]:
     """Bar heights and their description.
 
     Scores that are all negative are drawn relative to the lowest, so that a longer bar is a better layer.
@@ -220,10 +221,11 @@ def scores_above_minimum(selection: Selection) -> tuple[list[float | None], str]
     return scores, f"{selection.measure} (relative to the lowest, {lowest:.4g})"
 
 
-def _selector(selection: Selection, name: str) -> Part:
+def selector_blocks(selection: Selection, name: str) -> list[Block]:
     """Importance scores of one selector, and the stability of its selection during the search."""
-    scores, measure = scores_above_minimum(selection)
-    parts = [f"selects {len(selection.layers)} layers: {_listed(selection.layers)}"]
+    scores, measure = _scores_above_minimum(selection)
+    chosen = "layer" if len(selection.layers) == 1 else f"{len(selection.layers)} layers:"
+    parts = [f"selects {chosen} {_listed(selection.layers)}"]
     if selection.stop is not None:
         parts.append(_stopped(selection))
     cost = [f"{formatting.tokens(selection.tokens)} tokens"] if selection.tokens else []
@@ -232,8 +234,7 @@ def _selector(selection: Selection, name: str) -> Part:
     if cost:
         parts.append(f"cost {' and '.join(cost)}")
     importance = _importance(scores, selection, name, measure) if any_known(scores) else None
-    drawn = charts([importance, _stability(selection, name)])
-    return Part(name, [Text("; ".join(parts) + "."), *drawn], css="selector")
+    return [Text("; ".join(parts) + "."), *charts([importance, _stability(selection, name)])]
 
 
 def _importance(scores: Sequence[float | None], selection: Selection, name: str, measure: str) -> Figure:
@@ -259,8 +260,13 @@ def _importance(scores: Sequence[float | None], selection: Selection, name: str,
         for layer, v in enumerate(scores)
     )
     layout = {
-        "xaxis": {"title": {"text": "layer"}, "showgrid": False},
-        "yaxis": {"title": {"text": text(measure)}},
+        "xaxis": {
+            "title": {"text": "layer"},
+            "showgrid": False,
+            "tick0": 0,
+            "dtick": -(-len(scores) // TICKS),
+        },
+        "yaxis": {"title": {"text": "importance"}},
         "bargap": 0.18,
         "barmode": "overlay",
     }
@@ -268,7 +274,7 @@ def _importance(scores: Sequence[float | None], selection: Selection, name: str,
         traces,
         layout,
         title=f"{name}: importance by layer",
-        caption=f"Softmax layers: {_listed(selection.layers)}.",
+        caption=f"{measure[:1].upper()}{measure[1:]}. Softmax layers: {_listed(selection.layers)}.",
         table=Values(("layer", "mixer", measure), rows),
         height=240,
     )
@@ -359,4 +365,4 @@ def layers_section(report: Report) -> list[Block]:
         blocks += [Text(what), LAYERS]
     blocks += charts(layer_charts(report))
     selectors = zip(report.of(selections), _names(report), strict=True)
-    return [*blocks, *(_selector(selection, name) for selection, name in selectors)]
+    return [*blocks, *(Part(name, selector_blocks(each, name), css="selector") for each, name in selectors)]

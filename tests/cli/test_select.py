@@ -1,7 +1,6 @@
-"""`evalsuite select`: the selection file, its figure, and the messages."""
+"""`evalsuite select`: the selection file, its page, and the messages."""
 
 import json
-from xml.etree import ElementTree
 
 import pytest
 
@@ -14,15 +13,15 @@ def select(*argv: str) -> int:
     return main(["select", "pocket", "--mixer", "gla", "--device", "cpu", "--quiet", *argv])
 
 
-def test_a_share_of_the_layers_in_a_file_and_a_figure(tmp_path, capsys):
+def test_a_share_of_the_layers_in_a_file_and_a_page(tmp_path, capsys):
     out = tmp_path / "layers.json"
     assert select("--selector", "uniform", "--ratio", "1:1", "--out", str(out)) == 0
     assert json.loads(out.read_text())["layers"] == [0, 2]
-    ElementTree.parse(out.with_suffix(".svg"))
+    assert "selects 2 layers: 0, 2." in out.with_suffix(".html").read_text()
     assert capsys.readouterr().out.splitlines() == [
         "layers 0, 2 stay softmax, selected by uniform",
         str(out),
-        str(out.with_suffix(".svg")),
+        str(out.with_suffix(".html")),
     ]
 
 

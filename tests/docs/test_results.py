@@ -1,5 +1,6 @@
 """Tracked results: every file is named by a page, and all of them are small."""
 
+import csv
 from pathlib import Path
 
 import pytest
@@ -51,3 +52,18 @@ def test_results_are_small() -> None:
         if path.is_file()
     }
     assert sum(size for name, size in sizes.items() if name not in RESPONSES) <= LIMIT
+
+
+@pytest.mark.parametrize("study", ["pocket-10m", "smollm2"])
+def test_the_table_of_the_gap_studies_is_that_of_their_files(study: str) -> None:
+    folder = RESULTS / "gap-study"
+    drops, leads = (
+        list(csv.DictReader((folder / study / name).open())) for name in ("drops.csv", "lost_leads.csv")
+    )
+    lines = (folder / "README.md").read_text().splitlines()
+    for drop, lead in zip(drops, leads, strict=True):
+        assert drop["student"] == lead["student"]
+        measured = (drop[name] for name in ("drop, log-likelihood", "drop, generation", "gap"))
+        lost = (lead[name].split(" ")[0] for name in ("lost, log-likelihood", "lost, generation"))
+        row = f" | {drop['runs']} | {' | '.join(measured)} | {' / '.join(lost)} % |".replace("+", "")
+        assert [line for line in lines if line.endswith(row)], row

@@ -161,7 +161,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _report(arguments: argparse.Namespace) -> int:
     """Write page and CSV of stored measurements."""
     from evalsuite.foundation import ConfigError
-    from evalsuite.reports.page.efficiency_page import write_efficiency
+    from evalsuite.reports.page.standalone import write_efficiency
 
     if arguments.checkpoints or arguments.random or arguments.out is None:
         raise ConfigError("--from RUN … takes --out DIR, and no checkpoints: nothing is measured")

@@ -60,11 +60,11 @@ def add(commands: argparse._SubParsersAction) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Select layers, write the file and its figure, and print a summary."""
+    """Select layers, write the file and its page, and print a summary."""
     from evalsuite.distill import load_recipe
     from evalsuite.distill.selection import load_selector, select
     from evalsuite.foundation import write_text
-    from evalsuite.reports.page.selection_figure import draw
+    from evalsuite.reports.page.standalone import selection_page
     from evalsuite.reports.records.sidecars import read_selection
 
     value = select(
@@ -78,12 +78,12 @@ def run(arguments: argparse.Namespace) -> int:
         device=arguments.device,
         quiet=arguments.quiet,
     )
-    figure = arguments.out.with_suffix(".svg")
-    write_text(figure, draw(read_selection(arguments.out)))
+    page = arguments.out.with_suffix(".html")
+    write_text(page, selection_page(read_selection(arguments.out), arguments.out.name))
     print(f"layers {', '.join(map(str, value['layers']))} stay softmax, selected by {value['selector']}")
     for line in (*value["details"]["notes"], *_cost_lines(value)):
         print(line)
-    print(f"{arguments.out}\n{figure}")
+    print(f"{arguments.out}\n{page}")
     return 0
 
 

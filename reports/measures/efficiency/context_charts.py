@@ -5,7 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from evalsuite.reports import formatting
 from evalsuite.reports.figures.axes import log_axis
 from evalsuite.reports.figures.figure import Figure
-from evalsuite.reports.figures.plots import Axis, Curve, Point, curves
+from evalsuite.reports.figures.plots import Axis, Curve, Point
+from evalsuite.reports.figures.small_multiples import small_multiples
 from evalsuite.reports.measures.efficiency.comparison import (
     Quantity,
     by_context,
@@ -25,16 +26,15 @@ def efficiency_charts(rows: Sequence[EfficiencyRow]) -> list[Figure]:
     if shared:
         rows = [row.model_copy(update={"label": row.label.removeprefix(f"{shared}, ")}) for row in rows]
     caption = ", ".join(part for part in (shared, where.engine, where.device, where.dtype) if part)
-    made = [
-        _speed(rows, "peak_throughput", "Peak decode throughput", caption),
-        _ratio(rows, caption),
-        _speed(rows, "decode", "Decode speed of one sequence", caption),
-        _plain(rows, "prefill", "Time to first token", "ms", 1.0, f"{caption}; one prompt"),
-        _plain(rows, "cache", "Cache per sequence", "MiB", 2**20, caption),
-        _plain(rows, "memory", "Peak memory of one sequence", "GiB", 2**30, f"{caption}; with weights"),
-        _energy(rows, caption),
+    return [
+        *_speed(rows, "peak_throughput", "Peak decode throughput", caption),
+        *_ratio(rows, caption),
+        *_speed(rows, "decode", "Decode speed of one sequence", caption),
+        *_plain(rows, "prefill", "Time to first token", "ms", 1.0, f"{caption}; one prompt"),
+        *_plain(rows, "cache", "Cache per sequence", "MiB", 2**20, caption),
+        *_plain(rows, "memory", "Peak memory of one sequence", "GiB", 2**30, f"{caption}; with weights"),
+        *_energy(rows, caption),
     ]
-    return [each for each in made if each is not None]
 
 
 def _chart(
@@ -45,7 +45,7 @@ def _chart(
     *,
     is_log: bool = True,
     reference: float | None = None,
-) -> Figure | None:
+) -> list[Figure]:
     """Curves by context; both axes are logarithmic, so that linear growth is a straight line."""
     series = [
         Curve(
@@ -66,9 +66,9 @@ def _chart(
     ]
     contexts = [point.x for curve in series for point in curve.points]
     if len(set(contexts)) < 2:
-        return None
+        return []
     ticks = [(tick, formatting.tokens(round(tick))) for tick in log_axis(contexts).ticks]
-    return curves(
+    return small_multiples(
         series,
         Axis("context (tokens)", ticks=ticks, is_log=True),
         Axis(unit, is_log=is_log),
@@ -92,14 +92,14 @@ def _plain(
     unit: str,
     scale: float,
     caption: str,
-) -> Figure | None:
+) -> list[Figure]:
     def values(identifier: str) -> dict[int, Spread]:
         return {c: _map(v, lambda x: x / scale) for c, v in by_context(rows, identifier, quantity).items()}
 
     return _chart(_by_label(rows, values), title, unit, f"{caption}. Lower is better.")
 
 
-def _speed(rows: Sequence[EfficiencyRow], quantity: Quantity, title: str, caption: str) -> Figure | None:
+def _speed(rows: Sequence[EfficiencyRow], quantity: Quantity, title: str, caption: str) -> list[Figure]:
     """Tokens per second from milliseconds per token."""
 
     def values(identifier: str) -> dict[int, Spread]:
@@ -110,7 +110,7 @@ def _speed(rows: Sequence[EfficiencyRow], quantity: Quantity, title: str, captio
     return _chart(_by_label(rows, values), title, "tokens/s", f"{caption}{more}. Higher is better.")
 
 
-def _ratio(rows: Sequence[EfficiencyRow], caption: str) -> Figure | None:
+def _ratio(rows: Sequence[EfficiencyRow], caption: str) -> list[Figure]:
     """Peak throughput of students relative to their teachers."""
     values: dict[str, dict[int, Spread]] = {}
     for pair in pairings(rows):
@@ -127,7 +127,7 @@ def _ratio(rows: Sequence[EfficiencyRow], caption: str) -> Figure | None:
     )
 
 
-def _energy(rows: Sequence[EfficiencyRow], caption: str) -> Figure | None:
+def _energy(rows: Sequence[EfficiencyRow], caption: str) -> list[Figure]:
     def values(identifier: str) -> dict[int, Spread]:
         found: dict[int, float] = {}
         for row in rows:

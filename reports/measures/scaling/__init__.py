@@ -7,7 +7,8 @@ from evalsuite.reports import formatting
 from evalsuite.reports.analysis.lineage import lineage_of
 from evalsuite.reports.figures.axes import exact_axis, log_axis
 from evalsuite.reports.figures.figure import Figure
-from evalsuite.reports.figures.plots import Axis, Curve, Point, curves
+from evalsuite.reports.figures.plots import Axis, Curve, Point
+from evalsuite.reports.figures.small_multiples import small_multiples
 from evalsuite.reports.measure import MEASURES, Measure
 from evalsuite.reports.measures.scaling.families import Family, LeftOut, Quantity, families_of
 from evalsuite.reports.measures.scaling.fits import CrossoverRow, ScalingRow, scaling_rows
@@ -133,23 +134,25 @@ def recovery_charts(
     if len(set(names.values())) < len(names):
         names = {key: f"{names[key]} ({report.checkpoints[each[0]].label} …)" for key, each in lines.items()}
     series = [
-        Curve(names[key], tuple(_point(report, student, x_of(student), protocol) for student in each))
+        Curve(
+            names[key],
+            tuple(_point(report, student, x_of(student), protocol) for student in each),
+            family_name(report, each[0]),
+        )
         for key, each in lines.items()
     ]
     if not series:
         return []
     values = [point.x for curve in series for point in curve.points]
     ticks = (log_axis(values) if log else exact_axis(values)).ticks
-    return [
-        curves(
-            series,
-            Axis(x_title, ticks=[(tick, x_label(tick)) for tick in ticks], is_log=log),
-            Axis("recovery, %"),
-            title=f"{title}, {formatting.PROTOCOL_TITLES[protocol]}",
-            caption=f"{caption} Over the informative benchmarks, or over all where none is.",
-            reference=100.0,
-        )
-    ]
+    return small_multiples(
+        series,
+        Axis(x_title, ticks=[(tick, x_label(tick)) for tick in ticks], is_log=log),
+        Axis("recovery, %"),
+        title=f"{title}, {formatting.PROTOCOL_TITLES[protocol]}",
+        caption=f"{caption} Over the informative benchmarks, or over all where none is.",
+        reference=100.0,
+    )
 
 
 def _point(report: Report, student: int, x: float, protocol: str) -> Point:

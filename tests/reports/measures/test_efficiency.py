@@ -27,6 +27,7 @@ from evalsuite.reports.measures.efficiency.comparison import (
     settings,
     synthetic_deviation,
 )
+from evalsuite.reports.measures.efficiency.context_charts import efficiency_charts
 from evalsuite.reports.records.efficiency import EfficiencyRow, Spread
 from evalsuite.reports.references.efficiency import paper_ratios
 
@@ -224,3 +225,9 @@ def test_engines_stand_side_by_side(rows: list[EfficiencyRow]) -> None:
     assert [crossovers.columns[1].text(ALONE, pair) for pair in crossovers.rows(ALONE)] == [
         "from 4,000 (3,273 to 4,889)"
     ]
+
+
+def test_many_models_are_small_multiples() -> None:
+    rows = [row(f"model-{i}", n, ttft_ms=spread(n)) for i in range(10) for n in (512, 1024)]
+    titles = [each.title for each in efficiency_charts(rows) if "first token" in each.title]
+    assert titles == [f"Time to first token by context: {i} of 2" for i in (1, 2)]

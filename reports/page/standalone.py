@@ -1,4 +1,4 @@
-"""The page of efficiency measurements alone, such as those of models with random weights."""
+"""Pages of what belongs to no report: measurements of efficiency, and the selection of a hybrid's layers."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,10 +7,13 @@ from markupsafe import Markup
 
 import evalsuite
 from evalsuite.foundation import DataError, write_text
+from evalsuite.reports.blocks import Block
 from evalsuite.reports.measures.efficiency import ALONE, CROSSOVERS, EFFICIENCY, cost_blocks, ratio_rows
+from evalsuite.reports.measures.layers import selector_blocks
 from evalsuite.reports.page.render import FOLDER, new_environment, packed_plotly
 from evalsuite.reports.page.tables import shown
 from evalsuite.reports.records.efficiency import EfficiencyRow, read_efficiency
+from evalsuite.reports.records.sidecars import Selection
 from evalsuite.reports.section import BLOCKS
 
 SCRIPTS = ("unpack.js", "page.js", "figures.js")
@@ -39,14 +42,33 @@ def write_efficiency(runs: Sequence[Path], out: Path) -> list[Path]:
 
 
 def efficiency_page(rows: Sequence[EfficiencyRow]) -> str:
+    """The page of measurements, such as those of models with random weights."""
+    models = {row.weights_id: row.label for row in rows}
+    title = f"Efficiency of {len(models)} models by context"
+    return _page(title, cost_blocks(rows), source="efficiency.csv and crossovers.csv")
+
+
+def selection_page(selection: Selection, source: str) -> str:
+    """The page of a selection: importance of the layers, and stability of the selected set.
+
+    Args:
+        selection: which layers stay softmax, and why.
+        source: name of its file, in the same folder.
+    """
+    count = len(selection.layers)
+    title = f"{count} softmax layer{'' if count == 1 else 's'}, selected by {selection.selector}"
+    return _page(title, selector_blocks(selection, selection.selector), source=source)
+
+
+def _page(title: str, blocks: Sequence[Block], *, source: str) -> str:
     """One HTML file without network requests."""
     environment = new_environment()
-    models = {row.weights_id: row.label for row in rows}
-    body = environment.get_template(BLOCKS.name).render(view=shown(cost_blocks(rows), ALONE))
-    return environment.get_template("efficiency.html.j2").render(
+    body = environment.get_template(BLOCKS.name).render(view=shown(blocks, ALONE))
+    return environment.get_template("standalone.html.j2").render(
         version=evalsuite.__version__,
-        title=f"Efficiency of {len(models)} models by context",
+        title=title,
         body=Markup(body),
+        source=source,
         style=Markup((FOLDER / "style.css").read_text(encoding="utf-8")),
         plotly=packed_plotly(),
         scripts=[Markup((FOLDER / "scripts" / name).read_text(encoding="utf-8")) for name in SCRIPTS],
