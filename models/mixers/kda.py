@@ -7,7 +7,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from transformers import initialization as init
 
+from evalsuite.foundation import ConfigError
 from evalsuite.models.mixers.base import RecurrentMixer
 from evalsuite.models.mixers.decay import DecayOptions, init_decay_
 from evalsuite.models.mixers.gated_deltanet import DeltaOptions, delta_beta
@@ -16,6 +18,7 @@ from evalsuite.models.mixers.layers import (
     expand_decay_groups,
     make_projection,
     num_decay_groups,
+    output_layer,
 )
 from evalsuite.models.mixers.options import DELTA_NATIVE
 from evalsuite.models.ops.gates import PerHeadLinear
@@ -34,6 +37,14 @@ class KDAOptions(DecayOptions, DeltaOptions):
             "gate_bias": True,
             "decay_init": "native",
         },
+        # The code of arXiv 2504.14366 (linearization): `native` with both defects below. Its full-rank gate
+        # has a bias that starts at zero, which is left out.
+        "published": {
+            **DELTA_NATIVE,
+            "gate_is_added": True,
+            "decay_init": "native",
+            "has_zero_dt_bias": True,
+        },
         # arXiv 2603.26556, Table 8: the teacher's key and value heads, SiLU gate, no output norm, and L2 norm
         # without the teacher's learned scales.
         "gendistill": {"expand_kv": False, "gate_rank": -1, "teacher_qk_norm": False},
@@ -45,6 +56,22 @@ class KDAOptions(DecayOptions, DeltaOptions):
     head, as in Gated DeltaNet."""
     decay_rank: int = -1
     """Rank of the decay's projection; −1 is head_dim as in the paper, 0 is full rank."""
+    gate_is_added: bool = False
+    """Add the projection of the output gate before the output norm, instead of multiplying by its activation
+    after it: a defect of published code (linearization), whose norm takes the gate for a residual."""
+    has_zero_dt_bias: bool = False
+    """Start step sizes at softplus(0) instead of 0.001 to 0.1, so that a state is gone after a few tokens: a
+    defect of published code (linearization)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.gate_is_added and (self.output_gate == "none" or self.gate_bias):
+            raise ConfigError(
+                f"gate_is_added needs an output gate without bias, which would start as that of a factor; "
+                f"found output_gate = '{self.output_gate}', gate_bias = {self.gate_bias}"
+            )
+        if self.has_zero_dt_bias and self.decay_init != "native":
+            raise ConfigError("has_zero_dt_bias has no effect without decay_init: native")
 
 
 @MIXERS.register("kda")
@@ -69,6 +96,8 @@ class KDA(RecurrentMixer):
         super().reset_parameters()
         groups = self.head_k_dim // self.options.decay_group_size
         init_decay_(self.A_log, self.f_proj, self.options, smallest=1, channels=groups)
+        if self.options.has_zero_dt_bias:
+            init.zeros_(output_layer(self.f_proj).bias)
 
     def compute_gates(self, x: Tensor, inputs: RecurrenceInputs) -> RecurrenceInputs:
         rate = upcast_fp32(self.A_log).exp().unsqueeze(-1)
@@ -78,3 +107,9 @@ class KDA(RecurrentMixer):
             log_decay=-rate * functional.softplus(upcast_fp32(steps)),
             beta=delta_beta(self.b_proj(x), self.options.negative_eigenvalues),
         )
+
+    def norm_and_gate(self, mixed: Tensor, x: Tensor) -> Tensor:
+        if not self.options.gate_is_added:
+            return super().norm_and_gate(mixed, x)
+        mixed = mixed + self.g_proj(x).unflatten(-1, (-1, self.head_v_dim))
+        return (self.o_norm(mixed) if self.options.output_norm != "none" else mixed).flatten(2)

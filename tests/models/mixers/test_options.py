@@ -35,6 +35,7 @@ GEOMETRIES: list[tuple[str, dict[str, Any]]] = [
         },
     ),
     ("kda", {"decay_group_size": 4}),
+    ("kda", {"preset": "published", "teacher_qk_norm": False}),
     ("gla", {"decay_group_size": 2}),
     ("gated_deltanet", {"delta_rule": False}),
     ("mlstm", {"input_gate": False}),
@@ -225,6 +226,24 @@ def test_native_decays_are_drawn_as_in_the_authors_code(name: str) -> None:
         assert torch.equal(mixer.D, torch.ones_like(mixer.D))
 
 
+def test_published_kda_adds_its_gate_before_the_norm_and_forgets_at_once() -> None:
+    mixer, x, mixed = make("kda", 8, preset="published"), tokens(1, 4), torch.randn(1, 4, 2, 8).double()
+    added = mixed + (x @ mixer.g_proj.weight.T).unflatten(-1, (2, 8))
+    normed = added * (added.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * mixer.o_norm.weight
+    close(mixer.norm_and_gate(mixed, x), normed.flatten(2))
+    alphas = {}
+    for preset in ("native", "published"):
+        torch.manual_seed(0)
+        fresh = make_mixer("kda", Attention(8), {"preset": preset}, layer=0, norm_eps=1e-6, window=None)
+        fresh.reset_parameters()
+        with torch.no_grad():
+            for parameter in fresh.f_proj.parameters():
+                parameter.mul_(parameter.dim() == 1)  # the decay of an input of zeros
+        alphas[preset] = gates(fresh.double(), x).log_decay.exp().mean()
+    assert alphas["native"] > 0.6
+    assert alphas["published"] < 0.15
+
+
 def test_a_preset_is_a_base_for_single_options() -> None:
     mixer = make("gla", 8, preset="native", output_gate="none")
     assert mixer.options.output_norm == "rms"
@@ -256,6 +275,8 @@ def test_a_preset_is_a_base_for_single_options() -> None:
             "short_conv_input = True needs a kernel size",
         ),
         ("kda", {"decay_group_size": 3}, "decay_group_size = 3: must divide the 8 channels"),
+        ("kda", {"gate_is_added": True}, "needs an output gate without bias, .* gate_bias = True"),
+        ("kda", {"has_zero_dt_bias": True}, "no effect without decay_init: native"),
         ("gla", {"min_decay": 0.9, "max_decay": 0.5}, "need 0 < min_decay <= max_decay < 1"),
         ("retnet", {"max_decay": 0.99}, "no effect with decay_init = 'native'; set decay_init: range"),
         ("deltanet", {"min_decay": 0.9}, "unknown option 'min_decay'"),
