@@ -141,6 +141,25 @@ class CalibrationConfig(Strict):
     """Tokens per sequence; the matrix of one layer at a time grows with its square."""
 
 
+class SelectionConfig(Strict):
+    """How `evalsuite select` chooses the layers that stay softmax, unless its options say otherwise."""
+
+    selector: str
+    """A name from `evalsuite show selectors`."""
+    budget: int | None = Field(default=None, gt=0)
+    """Number of softmax layers."""
+    ratio: float | str | None = None
+    """Instead of a number: share of softmax layers (0.25), or softmax to linear (1:3)."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Options of the selector."""
+
+    @model_validator(mode="after")
+    def _has_one_size(self) -> "SelectionConfig":
+        if (self.budget is None) == (self.ratio is None):
+            raise ValueError("give either 'budget' or 'ratio'")
+        return self
+
+
 class TokenWeights(Strict):
     """Weights of loss tokens by class, relative to tokens that are new to the text."""
 

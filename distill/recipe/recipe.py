@@ -19,6 +19,7 @@ from evalsuite.distill.recipe.config import (
     CalibrationConfig,
     CheckpointConfig,
     DivergenceConfig,
+    SelectionConfig,
     SelectionProvenance,
     ValidationConfig,
 )
@@ -137,6 +138,8 @@ class Recipe(Strict):
     """Name → source; stages name them."""
     stages: list[SerializeAsAny[Stage]] = Field(min_length=1)
     """Stages, in order."""
+    selection: SelectionConfig | None = None
+    """How `evalsuite select` chooses the softmax layers of this recipe; training does not read it."""
     seed: Seed = 0
     """Seed of initial weights and of the order of the data."""
     precision: Literal["auto", "bf16", "fp32"] = "auto"
@@ -303,6 +306,7 @@ NON_HASHED_FIELDS = (
     "source",
     "notes",
     "variants",
+    "selection",
     "checkpoint",
     "validation",
     "divergence",

@@ -26,6 +26,7 @@ from evalsuite.foundation import (
     RunFolderError,
     append_jsonl,
     content_hash,
+    nearest,
     read_jsonl,
     write_jsonl,
 )
@@ -84,6 +85,11 @@ class ProgressLog:
             write_jsonl(self.path, [self._header, *self.rows])
 
 
+def _sources(options: ContextOptions) -> set[str]:
+    """The sources that the options name."""
+    return {options.data} if isinstance(options.data, str) else set(options.data or ())
+
+
 class SelectionContext:
     """A teacher, and the models and data that selectors measure it with.
 
@@ -113,6 +119,11 @@ class SelectionContext:
             raise ConfigError(
                 f"recipe '{recipe.name}' has {len(recipe.student.mixers)} mixers; choose one for the "
                 f"search, such as --mixer {recipe.student.mixers[-1]}"
+            )
+        if unknown := [name for name in _sources(options) if name not in recipe.data]:
+            raise ConfigError(
+                f"--option data: recipe '{recipe.name}' has no source '{unknown[0]}'"
+                f"{nearest(unknown[0], recipe.data)}"
             )
         self.options, self.work, self.quiet = options, Path(work), quiet
         student = recipe.student.of(recipe.student.mixers[0]).model_copy(
@@ -149,7 +160,7 @@ class SelectionContext:
             recipe.teacher,
             self.work,
             self.process_group,
-            read=recipe.sources_read,
+            read=recipe.sources_read | _sources(self.options),
             quiet=self.quiet,
         )
         return without_held_out(recipe.model_copy(update={"data": data}))
@@ -250,7 +261,7 @@ class SelectionContext:
             raise ConfigError(
                 f"recipe '{self.recipe.name}' has no stage with objective kd, which this selector needs"
             )
-        return found
+        return found if self.options.data is None else found.model_copy(update={"data": self.options.data})
 
     @cached_property
     def held_out(self) -> HeldOut:

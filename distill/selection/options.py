@@ -17,3 +17,6 @@ class ContextOptions(Strict):
     alignment; its Algorithm 1 does not."""
     held_out: int = Field(default=32, gt=0)
     """Sequences of the held-out slice."""
+    data: str | dict[str, float] | None = None
+    """Source of the recipe, or mixture (source → weight), of the held-out slice and of one-swap students'
+    distillation; default: that of the recipe's first stage of knowledge distillation."""

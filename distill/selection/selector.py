@@ -12,7 +12,8 @@ A selector of another package is an entry point in the group `evalsuite.selector
 """
 
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from evalsuite.distill.selection.options import ContextOptions
@@ -67,8 +68,14 @@ SELECTORS: ClassRegistry[Selector] = ClassRegistry(
 """Name → selector."""
 
 
-def load_selector(name: str, settings: Iterable[str] = ()) -> Selector:
+def load_selector(
+    name: str, settings: Iterable[str] = (), defaults: Mapping[str, Any] = MappingProxyType({})
+) -> Selector:
     """Return the selector `name` with options from `key=value` settings; values are YAML.
+
+    Args:
+        settings: take the place of `defaults`.
+        defaults: options of a recipe's `selection`.
 
     Raises:
         ConfigError: an unknown selector, no `=`, an unknown option (with the nearest known one), or an
@@ -84,4 +91,4 @@ def load_selector(name: str, settings: Iterable[str] = ()) -> Selector:
         if key in values:
             raise ConfigError(f"--option {setting}: '{key}' is given twice")
         values[key] = parse_yaml(value, f"--option {setting}")
-    return parse(values, kind, "--option")
+    return parse({**defaults, **values}, kind, "--option" if values else "selection.options")

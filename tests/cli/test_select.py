@@ -54,3 +54,25 @@ def test_early_stop_prints_its_savings(tmp_path, capsys):
         "stopped at step 2 of 4 because the selection was stable: 2,304 student tokens, "
         "2,048 saved by the early stop; a separate run per layer would take 5,120 (55% saved)"
     )
+
+
+def test_a_recipe_says_how_its_layers_are_selected(tmp_path, capsys):
+    planned = "selection={selector: act_mse, budget: 2, options: {held_out: 4, data: pocket}}"
+    common = ("--set", *BRIEF, planned, "--out")
+    assert select(*common, str(tmp_path / "planned.json")) == 0
+    first = json.loads((tmp_path / "planned.json").read_text())
+    assert (first["selector"], len(first["layers"])) == ("act_mse", 2)
+    assert first["details"]["request"]["options"] == {"held_out": 4, "data": "pocket"}
+    assert select("--selector", "uniform", "--budget", "1", *common, str(tmp_path / "own.json")) == 0
+    own = json.loads((tmp_path / "own.json").read_text())
+    assert (own["selector"], len(own["layers"])) == ("uniform", 1)
+    assert own["details"]["request"]["recipe"] == first["details"]["request"]["recipe"]
+    capsys.readouterr()
+    for given, message in (
+        (("--selector", "uniform"), "--budget or --ratio is required"),
+        (("--budget", "1"), "--selector NAME is required"),
+        (("--set", "selection={selector: uniform}"), "give either 'budget' or 'ratio'"),
+        (("--option", "data=pockets", "--set", planned), "has no source 'pockets'; did you mean 'pocket'"),
+    ):
+        assert select(*given, "--out", str(tmp_path / "none.json")) == 64
+        assert message in capsys.readouterr().err

@@ -1,6 +1,7 @@
 """`evalsuite select`: select the layers of a teacher that stay softmax."""
 
 import argparse
+import os
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,11 @@ def add(commands: argparse._SubParsersAction) -> None:
     )
     parser.add_argument("recipe", help="a name from `evalsuite show recipes`, or a YAML file")
     parser.add_argument(
-        "--selector", required=True, metavar="NAME", help="a name from `evalsuite show selectors`"
+        "--selector",
+        metavar="NAME",
+        help="a name from `evalsuite show selectors` (default: that of the recipe's `selection`)",
     )
-    size = parser.add_mutually_exclusive_group(required=True)
+    size = parser.add_mutually_exclusive_group()
     size.add_argument("--budget", type=int, metavar="K", help="number of softmax layers")
     size.add_argument(
         "--ratio", metavar="SHARE", help="share of softmax layers (0.25), or softmax to linear (1:3)"
@@ -47,6 +50,7 @@ def add(commands: argparse._SubParsersAction) -> None:
         dest="options",
         help="options of the selector, such as held_out=64, and of ga_s2 tokens=300k snapshot_interval=10",
     )
+    parser.add_argument("--data", type=Path, metavar="DIR", help="value of $EVALSUITE_DATA in the recipe")
     parser.add_argument("--out", type=Path, required=True, help="JSON file; the same command resumes")
     parser.add_argument(
         "--work",
@@ -63,16 +67,27 @@ def run(arguments: argparse.Namespace) -> int:
     """Select layers, write the file and its page, and print a summary."""
     from evalsuite.distill import load_recipe
     from evalsuite.distill.selection import load_selector, select
-    from evalsuite.foundation import write_text
+    from evalsuite.foundation import ConfigError, write_text
     from evalsuite.reports.page.standalone import selection_page
     from evalsuite.reports.records.sidecars import read_selection
 
+    if arguments.data is not None:
+        os.environ["EVALSUITE_DATA"] = str(arguments.data)
+    recipe = load_recipe(arguments.recipe, arguments.overrides)
+    planned = recipe.selection
+    name = arguments.selector or (planned.selector if planned else None)
+    if name is None:
+        raise ConfigError(f"recipe '{recipe.name}' has no 'selection': --selector NAME is required")
+    sized = arguments.budget is not None or arguments.ratio is not None
+    if planned is None and not sized:
+        raise ConfigError(f"recipe '{recipe.name}' has no 'selection': --budget or --ratio is required")
+    own = planned.options if planned and planned.selector == name else {}
     value = select(
-        load_recipe(arguments.recipe, arguments.overrides),
-        load_selector(arguments.selector, arguments.options),
+        recipe,
+        load_selector(name, arguments.options, own),
         arguments.out,
-        budget=arguments.budget,
-        ratio=arguments.ratio,
+        budget=arguments.budget if sized or planned is None else planned.budget,
+        ratio=arguments.ratio if sized or planned is None else planned.ratio,
         mixer=arguments.mixer,
         work=arguments.work,
         device=arguments.device,

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from evalsuite.distill import load_recipe
+from evalsuite.distill.recipe import known_recipes
 from evalsuite.distill.selection import SELECTORS, Selector, load_selector
 from evalsuite.distill.selection.selectors.fixed_sets import published_sets
 from evalsuite.tasks.benchmark import known_benchmarks
@@ -17,7 +18,19 @@ COMMANDS = [line for line in PAGE.read_text().splitlines() if line.startswith("e
 def selector_of(command: str) -> Selector:
     words = shlex.split(command)
     options = words[words.index("--option") + 1 : words.index("--out")] if "--option" in words else []
-    return load_selector(words[words.index("--selector") + 1], options)
+    if "--selector" in words:
+        return load_selector(words[words.index("--selector") + 1], options)
+    planned = load_recipe(words[2]).selection
+    assert planned is not None
+    return load_selector(planned.selector, options, planned.options)
+
+
+@pytest.mark.parametrize("name", known_recipes())
+def test_the_selection_of_a_recipe_is_valid(name):
+    recipe = load_recipe(name)
+    if recipe.selection is not None:
+        selector = load_selector(recipe.selection.selector, (), recipe.selection.options)
+        assert selector.data is None or selector.data in recipe.data
 
 
 @pytest.mark.parametrize("command", COMMANDS)
