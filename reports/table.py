@@ -20,7 +20,7 @@ import io
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
 
 from evalsuite.reports import formatting, markdown
 from evalsuite.reports.analysis.bootstrap_sample import Estimate
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 Row = TypeVar("Row")
 Value = Estimate | Interval | float | int | str | None
 """An estimate or interval, a number, or a text; None where the column does not apply."""
+ALONE = cast(Report, None)
+"""The report of rows that belong to none, such as measurements of efficiency: columns read rows alone."""
 Output = Literal["csv", "page", "markdown", "terminal"]
 EVERYWHERE: tuple[Output, ...] = ("csv", "page", "markdown", "terminal")
 TABLES: tuple[Output, ...] = ("page", "markdown", "terminal")

@@ -67,6 +67,8 @@ class SelectionProvenance(Strict):
     """weights_id of the teacher used for the selection; a different teacher is refused."""
     mixer: str | None = None
     """Mixer used during the selection; the student may use another."""
+    step: int | None = None
+    """Step of the search whose layers these are; None for its result."""
 
 
 class ArchitectureConfig(Strict):

@@ -48,8 +48,11 @@ class NamedStudent(Strict):
 
     mixer: str
     """Name from `evalsuite show mixers`."""
-    softmax_layers: list[int] | None = None
-    """Layers (from 0) that keep softmax attention."""
+    softmax_layers: list[int] | str | None = None
+    """Layers (from 0) that keep softmax attention, or a file written by `evalsuite select`; `FILE@STEP` are
+    the layers of its search after that step."""
+    selection: SelectionProvenance | None = None
+    """Filled in from that file."""
     layers: dict[str, list[int]] | None = None
     """Further mixers → the layers (from 0) that have them."""
     options: dict[str, dict[str, Any]] = Field(default_factory=dict)
@@ -65,7 +68,8 @@ class StudentRecipe(Strict):
     """Name → a student that differs from the others in its layers. All students of a run share the data and
     every forward pass of the teacher."""
     softmax_layers: list[int] | str = Field(default_factory=list)
-    """Layers (from 0) that keep softmax attention, or a file written by `evalsuite select`."""
+    """Layers (from 0) that keep softmax attention, or a file written by `evalsuite select`; `FILE@STEP` are
+    the layers of its search after that step."""
     selection: SelectionProvenance | None = None
     """Filled in from that file."""
     layers: dict[str, list[int]] = Field(default_factory=dict)
@@ -92,7 +96,7 @@ class StudentRecipe(Strict):
             return self.model_copy(update={"mixers": [label]})
         changes: dict[str, Any] = {"mixers": [named.mixer], "options": {**self.options, **named.options}}
         if named.softmax_layers is not None:
-            changes |= {"softmax_layers": named.softmax_layers, "selection": None}
+            changes |= {"softmax_layers": named.softmax_layers, "selection": named.selection}
         if named.layers is not None:
             changes["layers"] = named.layers
         return self.model_copy(update=changes)

@@ -341,44 +341,69 @@ def layer_mixers(recipe: Recipe, label: str, num_layers: int) -> list[str]:
 
 
 def resolve_layer_selection(recipe: Recipe) -> Recipe:
-    """Replace the name of a selection file by its layers and their provenance.
+    """Replace the names of selection files by their layers and provenance, in every student that is trained.
 
     A run is thereby tied to the layers themselves, not to a file that can change.
 
     Raises:
-        ConfigError: the file is missing or is not a selection.
+        ConfigError: a file is missing, is not a selection, or has no such step.
     """
-    name = recipe.student.softmax_layers
-    if not isinstance(name, str):
-        return recipe
+    student = recipe.student
+    changes: dict[str, Any] = {}
+    if isinstance(student.softmax_layers, str):
+        changes |= _read_selection(student.softmax_layers, "student.softmax_layers")
+    named = {
+        label: each.model_copy(
+            update=_read_selection(each.softmax_layers, f"student.named.{label}.softmax_layers")
+        )
+        for label, each in student.named.items()
+        if label in student.mixers and isinstance(each.softmax_layers, str)
+    }
+    if named:
+        changes["named"] = {**student.named, **named}
+    return recipe.model_copy(update={"student": student.model_copy(update=changes)}) if changes else recipe
+
+
+def _read_selection(name: str, field: str) -> dict[str, Any]:
+    """The fields `softmax_layers` and `selection` of a file, or of one step of its search (`FILE@STEP`)."""
+    path, _, step = name, "", ""
+    if not Path(name).exists() and name.rpartition("@")[2].isdecimal():
+        path, _, step = name.rpartition("@")
     try:
-        value = parse_json(Path(name).read_bytes())
+        value = parse_json(Path(path).read_bytes())
         found = value if isinstance(value, dict) else {"layers": value}
-        layers = sorted(found["layers"])
+        chosen = found["layers"]
+        if step:
+            steps = {str(each["step"]): each["layers"] for each in found.get("history", ())}
+            if step not in steps:
+                known = f"it has {', '.join(steps)}" if steps else "it has none"
+                raise ConfigError(f"{field}: {path} has no step {step} of a search; {known}")
+            chosen = steps[step]
+        layers = sorted(chosen)
         if not all(type(layer) is int and 0 <= layer < 2**31 for layer in layers):
             raise ValueError(f"{layers} are no numbers of layers")
         if len(set(layers)) < len(layers):
             raise ValueError(f"a layer of {layers} is given twice")
     except FileNotFoundError:
-        raise ConfigError(f"student.softmax_layers: {name}: no such file") from None
+        raise ConfigError(f"{field}: {path}: no such file") from None
     except (OSError, KeyError, TypeError, ValueError, RecursionError) as error:
-        raise ConfigError(f"student.softmax_layers: {name} has no list 'layers' ({error})") from None
+        raise ConfigError(f"{field}: {path} has no list 'layers' ({error})") from None
     selection = None
     if "selector" in found:
         origin = {key: found.get(key) for key in ("selector", "teacher", "mixer")}
-        selection = parse(origin, SelectionProvenance, name)
-    student = recipe.student.model_copy(update={"softmax_layers": layers, "selection": selection})
-    return recipe.model_copy(update={"student": student})
+        selection = parse({**origin, "step": int(step) if step else None}, SelectionProvenance, path)
+    return {"softmax_layers": layers, "selection": selection}
 
 
 def _check_selection(recipe: Recipe, weights_id: str) -> None:
-    selection = recipe.student.selection
-    if selection is not None and selection.teacher not in (None, weights_id):
-        raise ConfigError(
-            f"student.softmax_layers were selected by {selection.selector} for another teacher (weights "
-            f"{selection.teacher}); '{recipe.teacher}' has weights {weights_id}. To use them anyway, give "
-            "the layers as a list"
-        )
+    for label in recipe.student.mixers:
+        selection = recipe.student.of(label).selection
+        if selection is not None and selection.teacher not in (None, weights_id):
+            raise ConfigError(
+                f"softmax layers of '{label}' were selected by {selection.selector} for another teacher "
+                f"(weights {selection.teacher}); '{recipe.teacher}' has weights {weights_id}. To use them "
+                "anyway, give the layers as a list"
+            )
 
 
 def load_architecture_tokenizer(architecture: ArchitectureConfig) -> Any:

@@ -1,6 +1,6 @@
 """Layer selection: softmax layers of hybrids, importance scores of selectors, quality by number of layers."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 import plotly.graph_objects as go
 from markupsafe import Markup
@@ -339,16 +339,24 @@ def _stability(selection: Selection, name: str) -> Figure | None:
 
 
 def _names(report: Report) -> list[str]:
-    """Selector names, with mixer and number of layers where the name alone is not unique."""
-    names = [selection.selector for selection in report.of(selections)]
     titles: dict[str, str] = {}
     for checkpoint in report.checkpoints:
         titles.update(lineage_of(checkpoint.plan).titles)
+    return selection_names(report.of(selections), titles)
+
+
+def selection_names(found: Sequence[Selection], titles: Mapping[str, str]) -> list[str]:
+    """Selector names, with mixer and number of layers where the name alone is not unique.
+
+    Args:
+        titles: mixer → its display name.
+    """
+    names = [selection.selector for selection in found]
     return [
         name
         if names.count(name) == 1
         else f"{name} ({f'{titles.get(s.mixer, s.mixer)}, ' if s.mixer else ''}{len(s.layers)} layers)"
-        for name, s in zip(names, report.of(selections), strict=True)
+        for name, s in zip(names, found, strict=True)
     ]
 
 

@@ -8,13 +8,14 @@ from markupsafe import Markup
 import evalsuite
 from evalsuite.foundation import DataError, write_text
 from evalsuite.reports.blocks import Block
-from evalsuite.reports.measures.efficiency import ALONE, CROSSOVERS, EFFICIENCY, cost_blocks, ratio_rows
+from evalsuite.reports.measures.efficiency import CROSSOVERS, EFFICIENCY, cost_blocks, ratio_rows
 from evalsuite.reports.measures.layers import selector_blocks
 from evalsuite.reports.page.render import FOLDER, new_environment, packed_plotly
 from evalsuite.reports.page.tables import shown
 from evalsuite.reports.records.efficiency import EfficiencyRow, read_efficiency
 from evalsuite.reports.records.sidecars import Selection
 from evalsuite.reports.section import BLOCKS
+from evalsuite.reports.table import ALONE
 
 SCRIPTS = ("unpack.js", "page.js", "figures.js")
 

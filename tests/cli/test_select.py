@@ -76,3 +76,15 @@ def test_a_recipe_says_how_its_layers_are_selected(tmp_path, capsys):
     ):
         assert select(*given, "--out", str(tmp_path / "none.json")) == 64
         assert message in capsys.readouterr().err
+
+
+def test_several_budgets_are_a_file_each_and_are_compared(tmp_path, capsys):
+    out = str(tmp_path / "u.json")
+    assert select("--selector", "uniform", "--budget", "1", "2", "--out", out) == 0
+    files = [str(tmp_path / f"u-{k}.json") for k in (1, 2)]
+    capsys.readouterr()
+    assert main(["show", "selections", *files]) == 0
+    shown = capsys.readouterr().out
+    assert "uniform (2 layers)  0 2" in shown
+    last = " ".join(shown.splitlines()[-1].split())
+    assert last == "uniform (1 layers) uniform (2 layers) 1 of 1 0.50 – –"

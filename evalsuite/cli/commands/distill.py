@@ -3,6 +3,8 @@
 import argparse
 import json
 import os
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,7 +44,12 @@ def add(commands: argparse._SubParsersAction) -> None:
         help="override recipe fields, e.g. stages.kd.lr=1e-3 seed=2",
     )
     parser.add_argument(
-        "--layers", metavar="FILE", help="layers that stay softmax, as `evalsuite select` wrote them"
+        "--layers",
+        nargs="+",
+        default=[],
+        metavar="FILE",
+        help="layers that stay softmax, as `evalsuite select` wrote them, or FILE@STEP of its search; of "
+        "several files a student each, named as they are",
     )
     parser.add_argument(
         "--variants",
@@ -170,10 +177,12 @@ def recipes(arguments: argparse.Namespace) -> list[tuple[str, "Recipe", list[str
     """
     from evalsuite.distill import load_recipe
 
-    layers = [] if arguments.layers is None else [f"student.softmax_layers={json.dumps(arguments.layers)}"]
     track = [] if arguments.track is None else [f"track={arguments.track}"]
-    overrides = [*arguments.overrides, *layers, *track]
+    overrides = [*arguments.overrides, *track]
     plain = load_recipe(arguments.recipe, overrides)
+    if layers := layer_overrides(arguments.layers, arguments.mixer or plain.student.mixers):
+        overrides += layers
+        plain = load_recipe(arguments.recipe, overrides)
     order = list(plain.variants)
     names = arguments.variants
     if names == ["all"]:
@@ -181,13 +190,14 @@ def recipes(arguments: argparse.Namespace) -> list[tuple[str, "Recipe", list[str
     # In the recipe's order, since one may start from another; load_recipe refuses unknown ones.
     names = sorted(names, key=lambda name: order.index(name) if name in order else -1)
     joint = "," if ":" in arguments.recipe else ":"
-    chosen: list[tuple[str, Recipe, list[str] | None]] = [("", plain, arguments.mixer)]
+    own = arguments.mixer if len(arguments.layers) < 2 else None
+    chosen: list[tuple[str, Recipe, list[str] | None]] = [("", plain, own)]
     trained: dict[tuple[str, tuple[str, ...]], str] = {}
     for name in names:
         recipe = load_recipe(f"{arguments.recipe}{joint}{name}", overrides)
         variant = plain.overrides(name)
         names_mixers = "student.mixers" in variant or "mixers" in variant.get("student", {})
-        mixers = None if names_mixers else arguments.mixer
+        mixers = None if names_mixers else own
         unnamed = recipe.model_copy(update={"name": plain.name})
         before = trained.setdefault((unnamed.hash, tuple(mixers or recipe.labels)), name)
         if before != name:
@@ -213,3 +223,25 @@ def check_starts(chosen: list[tuple[str, "Recipe", list[str] | None]], out: Path
         if not starts <= coming:
             resolve_checkpoints(recipe, out / folder)
         coming.add(Path(folder).name)
+
+
+def layer_overrides(files: Sequence[str], mixers: Sequence[str]) -> list[str]:
+    """Settings of the softmax layers of one file, or of a named student for each of several.
+
+    Raises:
+        ConfigError: several files for several mixers, or two files of one name.
+    """
+    if len(files) < 2:
+        return [f"student.softmax_layers={json.dumps(file)}" for file in files]
+    if len(mixers) != 1:
+        raise ConfigError(
+            f"--layers: {len(files)} files need one mixer, not {', '.join(mixers)}; use --mixer"
+        )
+    named = {
+        re.sub(r"\.json(@(?=\d+$))?", lambda at: "-" if at[1] else "", Path(file).name): file
+        for file in files
+    }
+    if len(named) < len(files):
+        raise ConfigError("--layers: two files have the same name, which names their students")
+    students = {name: {"mixer": mixers[0], "softmax_layers": file} for name, file in named.items()}
+    return [f"student.named={json.dumps(students)}", f"student.mixers={json.dumps(list(named))}"]

@@ -27,7 +27,13 @@ def add(commands: argparse._SubParsersAction) -> None:
         help="a name from `evalsuite show selectors` (default: that of the recipe's `selection`)",
     )
     size = parser.add_mutually_exclusive_group()
-    size.add_argument("--budget", type=int, metavar="K", help="number of softmax layers")
+    size.add_argument(
+        "--budget",
+        type=int,
+        nargs="+",
+        metavar="K",
+        help="number of softmax layers; of several a file each, OUT with -K in its name",
+    )
     size.add_argument(
         "--ratio", metavar="SHARE", help="share of softmax layers (0.25), or softmax to linear (1:3)"
     )
@@ -82,23 +88,30 @@ def run(arguments: argparse.Namespace) -> int:
     if planned is None and not sized:
         raise ConfigError(f"recipe '{recipe.name}' has no 'selection': --budget or --ratio is required")
     own = planned.options if planned and planned.selector == name else {}
-    value = select(
-        recipe,
-        load_selector(name, arguments.options, own),
-        arguments.out,
-        budget=arguments.budget if sized or planned is None else planned.budget,
-        ratio=arguments.ratio if sized or planned is None else planned.ratio,
-        mixer=arguments.mixer,
-        work=arguments.work,
-        device=arguments.device,
-        quiet=arguments.quiet,
-    )
-    page = arguments.out.with_suffix(".html")
-    write_text(page, selection_page(read_selection(arguments.out), arguments.out.name))
-    print(f"layers {', '.join(map(str, value['layers']))} stay softmax, selected by {value['selector']}")
-    for line in (*value["details"]["notes"], *_cost_lines(value)):
-        print(line)
-    print(f"{arguments.out}\n{page}")
+    selector = load_selector(name, arguments.options, own)
+    budgets: list[int | None] = list(arguments.budget or [None if sized or not planned else planned.budget])
+    ratio = arguments.ratio if sized or planned is None else planned.ratio
+    for budget in budgets:
+        out = arguments.out
+        if len(budgets) > 1:
+            out = out.with_stem(f"{out.stem}-{budget}")
+        value = select(
+            recipe,
+            selector,
+            out,
+            budget=budget,
+            ratio=ratio,
+            mixer=arguments.mixer,
+            work=arguments.work,
+            device=arguments.device,
+            quiet=arguments.quiet,
+        )
+        page = out.with_suffix(".html")
+        write_text(page, selection_page(read_selection(out), out.name))
+        print(f"layers {', '.join(map(str, value['layers']))} stay softmax, selected by {value['selector']}")
+        for line in (*value["details"]["notes"], *_cost_lines(value)):
+            print(line)
+        print(f"{out}\n{page}")
     return 0
 
 

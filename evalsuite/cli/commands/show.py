@@ -4,6 +4,7 @@ import argparse
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 from evalsuite.cli.options import add_data_option
@@ -67,6 +68,11 @@ def add(commands: argparse._SubParsersAction) -> None:
         "--trust-remote-code", action="store_true", help="run Python code of a task file outside lm-eval"
     )
     benchmark.set_defaults(call=show_benchmark)
+    files = subjects.add_parser(
+        "selections", help="layers that `evalsuite select` chose, and whether selections of one teacher agree"
+    )
+    files.add_argument("files", nargs="+", metavar="FILE", help="JSON files of `evalsuite select`")
+    files.set_defaults(call=show_selections)
     checkpoint = subjects.add_parser(
         "checkpoint", help="architecture, size and cache of a checkpoint, without loading its weights"
     )
@@ -229,6 +235,22 @@ def show_benchmark(arguments: argparse.Namespace) -> int:
             trust_remote_code=arguments.trust_remote_code,
         )
     )
+    return 0
+
+
+def show_selections(arguments: argparse.Namespace) -> int:
+    """Print the layers of selection files, and the agreement of all pairs of one teacher."""
+    from evalsuite.reports.measures.layers import selection_names
+    from evalsuite.reports.measures.selection_pairs import SELECTION_PAIRS, selection_pairs
+    from evalsuite.reports.records.sidecars import read_selection
+    from evalsuite.reports.table import ALONE
+
+    found = [read_selection(Path(path)) for path in arguments.files]
+    names = selection_names(found, {})
+    layers = [" ".join(map(str, sorted(each.layers))) for each in found]
+    print(table(("selection", "layers", "file"), list(zip(names, layers, arguments.files, strict=True))))
+    if pairs := selection_pairs(found, names):
+        print(f"\n{SELECTION_PAIRS.of(pairs).terminal(ALONE)}")
     return 0
 
 

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import plotly.graph_objects as go
 
@@ -39,10 +39,8 @@ from evalsuite.reports.references.efficiency import PaperRatio, paper_ratios
 from evalsuite.reports.report import Report
 from evalsuite.reports.section import section
 from evalsuite.reports.statistics.intervals import Interval
-from evalsuite.reports.table import CSV, TABLES, Column, Output, Table, Value
+from evalsuite.reports.table import ALONE, CSV, TABLES, Column, Output, Table, Value
 
-ALONE = cast(Report, None)
-"""The report of measurements that belong to none: the columns here read their rows alone."""
 SHOWN_CONTEXTS = (2048, 32768, 131072)
 """Contexts of the ratios in the table of crossovers, where measured; else the shortest and the longest."""
 PARETO_CONTEXT = 32768

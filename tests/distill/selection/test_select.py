@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from evalsuite.cli.entry import main
 from evalsuite.distill import distill, dry_run
+from evalsuite.distill.recipe import write_recipe
 from evalsuite.distill.selection import SELECTORS, Selector, load_selector, select
 from evalsuite.distill.selection.measured_sets import MeasuredSets
 from evalsuite.distill.selection.result import SelectionResult
@@ -126,6 +128,7 @@ def test_selection_mixer_can_differ_from_the_student_mixer(run_select, recipe, t
         "selector": "ga_s2",
         "teacher": chosen["teacher"],
         "mixer": "gated_deltanet",
+        "step": None,
     }
     expected = ["softmax" if layer in chosen["layers"] else "gla" for layer in range(3)]
     assert lineage["mixers"] == expected
@@ -143,6 +146,29 @@ def test_recipe_hash_depends_on_layers_not_on_the_file(recipe, tmp_path):
     path.write_text("[2, 0]")
     found = resolve_layer_selection(requested).student
     assert (found.softmax_layers, found.selection) == ([0, 2], None)
+
+
+def test_several_files_and_steps_of_a_search_are_students_of_one_run(recipe, tmp_path, capsys):
+    history = [{"step": step, "tokens": step, "layers": [step]} for step in (0, 1)]
+    selection = {"selector": "ga_s2", "layers": [1], "teacher": None, "history": history}
+    (tmp_path / "ga.json").write_text(json.dumps(selection))
+    (tmp_path / "recipe.yaml").write_text(write_recipe(recipe))
+    files = [str(tmp_path / name) for name in ("ga.json", "ga.json@0")]
+    common = ["distill", str(tmp_path / "recipe.yaml"), "--device", "cpu", "--quiet", "--layers", *files]
+    assert main([*common, "--mixer", "gla", "--out", str(tmp_path / "out")]) == 0
+    lineages = {
+        name: json.loads((tmp_path / "out" / name / "lineage.json").read_text()) for name in ("ga", "ga-0")
+    }
+    assert {name: each["mixers"].index("softmax") for name, each in lineages.items()} == {"ga": 1, "ga-0": 0}
+    assert {name: each["selection"]["step"] for name, each in lineages.items()} == {"ga": None, "ga-0": 0}
+    capsys.readouterr()
+    for given, message in (
+        (["--mixer", "gla", "kda"], "2 files need one mixer, not gla, kda; use --mixer"),
+        (["--mixer", "gla", "--layers", *files, f"{files[0]}@7"], "has no step 7 of a search; it has 0, 1"),
+        (["--mixer", "gla", "--layers", files[0], files[0]], "two files have the same name"),
+    ):
+        assert main([*common, *given, "--out", str(tmp_path / "none")]) == 64
+        assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
