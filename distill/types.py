@@ -50,6 +50,8 @@ class MicroBatch:
     With packed documents, `position_ids` [B, T] restart at each document and `cu_seqlens` int32 are the
     document boundaries in the flattened batch; otherwise both are None. `loss_weights` float32 [B, T]:
     weights of the labels, of mean 1 over the loss tokens of the step (see `token_weights`); None: all 1.
+    `top_ids` int32 [N, K] and `top_log_probs` float32 [N, K + 1]: the teacher's output at the loss tokens, as
+    a teacher store has it (see `TopTokens`); None: the teacher runs.
     """
 
     input_ids: Tensor
@@ -58,6 +60,8 @@ class MicroBatch:
     position_ids: Tensor | None = None
     cu_seqlens: Tensor | None = None
     loss_weights: Tensor | None = None
+    top_ids: Tensor | None = None
+    top_log_probs: Tensor | None = None
 
     @property
     def is_dense(self) -> bool:

@@ -16,6 +16,7 @@ from evalsuite.distill.data.mixture import interleave, pack_source, start_of_sta
 from evalsuite.distill.data.packing import PackedSequence
 from evalsuite.distill.data.preparation import Preparation, eos_token_id
 from evalsuite.distill.data.readers import open_reader
+from evalsuite.distill.data.teacher_store import Targets
 from evalsuite.distill.data.token_weights import step_weights
 from evalsuite.distill.data.workers import WorkerPool
 from evalsuite.distill.recipe.data_sources import DataSourceConfig
@@ -46,6 +47,15 @@ def collate(sequences: Sequence[PackedSequence], *, packed: bool) -> MicroBatch:
         position_ids=torch.from_numpy(positions.reshape(len(sequences), -1)),
         cu_seqlens=torch.from_numpy(boundaries.astype(np.int32)),
     )
+
+
+def _with_targets(
+    batch: MicroBatch, sequences: Sequence[PackedSequence], numbers: Sequence[int], targets: Targets
+) -> MicroBatch:
+    """The batch of `sequences`, which have these `numbers` in their stage, with the teacher's output."""
+    found = [targets(number, each) for number, each in zip(numbers, sequences, strict=True)]
+    ids, log_probs = (torch.from_numpy(np.concatenate(rows)) for rows in zip(*found, strict=True))
+    return replace(batch, top_ids=ids, top_log_probs=log_probs)
 
 
 class DataSources:
@@ -99,6 +109,7 @@ class StageDataLoader:
         previous: source → its state after the last stage that read it, where this stage continues.
         rank, world_size: each process takes its share of every global batch, so that the global batches
             do not depend on the number of GPUs.
+        targets: the teacher's output of a teacher store, which then comes with the batches.
     """
 
     def __init__(
@@ -111,9 +122,11 @@ class StageDataLoader:
         rank: int = 0,
         world_size: int = 1,
         pin_memory: bool = False,
+        targets: Targets | None = None,
     ) -> None:
         self._stage, self._rank, self._world_size = stage, rank, world_size
-        self._pin_memory = pin_memory
+        self._pin_memory, self._targets = pin_memory, targets
+        self._number = sum((state or {}).get("num_drawn", {}).values())
         if stage.batch_size % world_size:
             raise ConfigError(
                 f"stage '{stage.name}': 'batch_size' ({stage.batch_size}) is not a multiple of "
@@ -144,28 +157,42 @@ class StageDataLoader:
     def __iter__(self) -> Iterator[GlobalBatch]:
         return self
 
-    def __next__(self) -> GlobalBatch:
-        stage = self._stage
-        drawn = list(islice(self._sequences, stage.batch_size))
-        if len(drawn) < stage.batch_size:
+    def draw(self, count: int) -> tuple[list[PackedSequence], dict[str, Any]]:
+        """The next `count` sequences, of all processes, and the state after them.
+
+        Raises:
+            DataError: the data end before.
+        """
+        drawn = list(islice(self._sequences, count))
+        if len(drawn) < count:
             raise DataError(
-                f"stage '{stage.name}': the data end before the budget of {stage.tokens:,} tokens is spent; "
-                "set 'infinite: true' for the source, or lower the budget"
+                f"stage '{self._stage.name}': the data end before the budget of {self._stage.tokens:,} "
+                "tokens is spent; set 'infinite: true' for the source, or lower the budget"
             )
-        sequences = [sequence for sequence, _ in drawn]
+        self._number += count
+        return [sequence for sequence, _ in drawn], drawn[-1][1]
+
+    def __next__(self) -> GlobalBatch:
+        stage, number = self._stage, self._number
+        sequences, state = self.draw(stage.batch_size)
         num_loss_tokens = int(sum(sequence.loss_mask.sum() for sequence in sequences))
         if stage.token_weights is not None:
             # Of the whole step, whose mean they are divided by.
             weights = step_weights(sequences, stage.token_weights)
             sequences = [replace(each, weights=own) for each, own in zip(sequences, weights, strict=True)]
         local = sequences[self._rank :: self._world_size]
-        batches = [
-            collate(local[start : start + self.micro_batch_size], packed=stage.packing == "documents")
-            for start in range(0, len(local), self.micro_batch_size)
-        ]
+        numbers = range(number, self._number)[self._rank :: self._world_size]
+        starts = range(0, len(local), self.micro_batch_size)
+        places = [slice(start, start + self.micro_batch_size) for start in starts]
+        batches = [collate(local[place], packed=stage.packing == "documents") for place in places]
+        if self._targets is not None:
+            batches = [
+                _with_targets(batch, local[place], numbers[place], self._targets)
+                for batch, place in zip(batches, places, strict=True)
+            ]
         if self._pin_memory:
             batches = [batch.pin_memory() for batch in batches]
-        return GlobalBatch(batches, num_loss_tokens, stage.tokens_per_step, drawn[-1][1])
+        return GlobalBatch(batches, num_loss_tokens, stage.tokens_per_step, state)
 
 
 def validate_data(sources: DataSources, stages: Sequence[Stage]) -> None:

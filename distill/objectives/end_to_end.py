@@ -4,7 +4,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from evalsuite.distill.recipe.config import LossConfig
 from evalsuite.distill.recipe.stage import OBJECTIVES, Stage
@@ -53,8 +53,8 @@ class EndToEndStage(Stage):
 
     def flops_per_token(self, teacher: "ModelCost | None", students: "Sequence[ModelCost]") -> float:
         forward = sum(student.forward_flops(self.seq_len) for student in students)
-        targets = teacher.forward_flops(self.seq_len) if teacher is not None and self.runs_teacher else 0
-        return 3 * forward + targets
+        runs = teacher is not None and self.runs_teacher and self.store is None
+        return 3 * forward + (teacher.forward_flops(self.seq_len) if teacher is not None and runs else 0)
 
     def activation_bytes(self, student: "ModelCost", width: int) -> float:
         tokens = self.micro_batch_tokens
@@ -74,7 +74,7 @@ class EndToEndStage(Stage):
     ) -> "StepLosses":
         from evalsuite.distill.objectives.output_losses import OutputLosses
 
-        teacher = teacher if self.runs_teacher else None
+        teacher = teacher if self.runs_teacher and self.store is None else None
         concurrent = self.num_concurrent(len(students))
         return OutputLosses(self.loss_columns, self.columns, teacher, students, concurrent, device)
 
@@ -87,6 +87,36 @@ class KnowledgeDistillation(EndToEndStage):
 
     objective: Literal["kd"]
     loss: LossConfig = LossConfig()
+    teacher_store: str | None = None
+    """Folder with the teacher's `loss.top_k` most likely tokens after each of this stage's, which `evalsuite
+    distill RECIPE --make-stores` writes; `$NAME` expands environment variables. Training reads it and does
+    not run the teacher."""
+
+    @property
+    def store(self) -> str | None:
+        return self.teacher_store
+
+    @property
+    def stored_k(self) -> int:
+        """Tokens that the loss reads of a store: those of the KL, or the most likely one."""
+        return (self.loss.top_k or 0) if self.loss.kl else 1
+
+    @model_validator(mode="after")
+    def _a_store_has_the_targets(self) -> "KnowledgeDistillation":
+        if self.teacher_store is None:
+            return self
+        if not self.runs_teacher:
+            raise ValueError("'teacher_store': this loss does not depend on the teacher; remove the store")
+        if self.stored_k == 0:
+            raise ValueError(
+                "'teacher_store' has the teacher's most likely tokens only, and the KL of this stage is over "
+                "the whole vocabulary; set loss: {top_k: 64, tail: bucket}, or remove the store"
+            )
+        return self
+
+    def activation_bytes(self, student: "ModelCost", width: int) -> float:
+        stored = 0 if self.store is None else self.micro_batch_tokens * (12 * self.stored_k + 4)
+        return super().activation_bytes(student, width) + stored
 
     @property
     def runs_teacher(self) -> bool:

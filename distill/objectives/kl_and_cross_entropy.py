@@ -7,12 +7,20 @@ backward pass scales the stored gradients. On CUDA, one Triton kernel (`evalsuit
 loss and gradient.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from evalsuite.distill.objectives.top_tokens import (
+    TopTokens,
+    bucket_loss_and_gradient,
+    top_kl,
+    top_tokens,
+)
 from evalsuite.distill.recipe.config import LossConfig
 from evalsuite.models.decoder.head import LanguageModelHead
 from evalsuite.models.ops.distill_loss import row_losses
@@ -33,26 +41,17 @@ def kd_per_token(student: Tensor, teacher: Tensor, config: LossConfig) -> Tensor
     the sum runs over the teacher's K most likely tokens, with both distributions renormalized over these K
     tokens, or with all other tokens as one additional outcome.
     """
-    student, teacher = student / config.temperature, teacher / config.temperature
-    if config.top_k is None or config.top_k >= teacher.shape[-1]:
-        log_s, log_t = student.log_softmax(-1), teacher.log_softmax(-1)
-    elif config.tail == "renormalize":
-        top, indices = teacher.topk(config.top_k, dim=-1)
-        log_s, log_t = student.gather(-1, indices).log_softmax(-1), top.log_softmax(-1)
-    else:
-        indices = teacher.topk(config.top_k, dim=-1).indices
-        log_s, log_t = _with_bucket(student, indices), _with_bucket(teacher, indices)
+    if config.top_k is not None and config.top_k < teacher.shape[-1]:
+        return top_kl(student, top_tokens(teacher, config.top_k, config.temperature), config)
+    log_s, log_t = ((logits / config.temperature).log_softmax(-1) for logits in (student, teacher))
     if config.direction == "reverse":
         log_s, log_t = log_t, log_s
     return (log_t.exp() * (log_t - log_s)).sum(-1) * config.temperature**2
 
 
-def _with_bucket(logits: Tensor, indices: Tensor) -> Tensor:
-    """Log-probabilities of the tokens at `indices` [N, K], and of all other tokens combined: [N, K+1]."""
-    total = logits.logsumexp(-1, keepdim=True)
-    others = torch.ones_like(logits, dtype=torch.bool).scatter(-1, indices, False)
-    bucket = logits.masked_fill(~others, -torch.inf).logsumexp(-1, keepdim=True)
-    return torch.cat([logits.gather(-1, indices), bucket], -1) - total
+def head_logits(hidden: Tensor, weight: Tensor, soft_cap: float | None) -> Tensor:
+    """Logits [N, V] of hidden states [N, D] and the head's weight [V, D]."""
+    return soft_capped(hidden @ weight.T, soft_cap)
 
 
 class _FusedLinearDistillation(torch.autograd.Function):
@@ -84,18 +83,21 @@ class _FusedLinearDistillation(torch.autograd.Function):
             for start in range(0, hidden.shape[0], chunk_size):
                 chunk = slice(start, start + chunk_size)
                 states = hidden[chunk].to(compute)
-                logits = soft_capped(states @ head.T, soft_cap)
+                logits = head_logits(states, head, soft_cap)
                 # d cap · tanh(z / cap) / dz; the loss overwrites the logits.
                 slope = None if soft_cap is None else 1 - (logits / soft_cap).square()
-                teacher_logits = None
-                if teacher is not None and teacher_weight is not None and teacher_hidden is not None:
-                    teacher_logits = soft_capped(
-                        teacher_hidden[chunk].to(compute) @ teacher_weight.T, teacher.soft_cap
+                teacher_logits, top = None, None
+                if tokens.top is not None:
+                    top = tokens.top.chunk(chunk, accumulate)
+                elif teacher is not None and teacher_weight is not None and teacher_hidden is not None:
+                    teacher_logits = head_logits(
+                        teacher_hidden[chunk].to(compute), teacher_weight, teacher.soft_cap
                     )
                 chunk_ce, chunk_kl, gradient = _loss_and_gradient(
                     logits,
                     teacher_logits,
-                    _labels_in_ce(tokens.labels[chunk], teacher_logits, config),
+                    top,
+                    _labels_in_ce(tokens.labels[chunk], teacher_logits, top, config),
                     tokens.weights[chunk].to(accumulate),
                     config,
                 )
@@ -123,10 +125,14 @@ class _FusedLinearDistillation(torch.autograd.Function):
         return grad_hidden, grad_weight, None, None, None
 
 
-def _labels_in_ce(labels: Tensor, teacher_logits: Tensor | None, config: LossConfig) -> Tensor:
+def _labels_in_ce(
+    labels: Tensor, teacher_logits: Tensor | None, top: TopTokens | None, config: LossConfig
+) -> Tensor:
     """The labels, −1 for tokens without a cross-entropy."""
     if config.ce_tokens == "all":
         return labels
+    if top is not None:
+        return labels.where(top.ids[:, 0] == labels, -1)
     assert teacher_logits is not None
     return labels.where(teacher_logits.argmax(-1) == labels, -1)
 
@@ -138,6 +144,7 @@ def _is_default(config: LossConfig) -> bool:
 def _loss_and_gradient(
     logits: Tensor,
     teacher_logits: Tensor | None,
+    top: TopTokens | None,
     labels: Tensor,
     weights: Tensor,
     config: LossConfig,
@@ -146,7 +153,7 @@ def _loss_and_gradient(
 
     Computed in fp32 or above; `logits` and `teacher_logits` may be overwritten.
     """
-    if teacher_logits is None or not config.kl or _is_default(config):
+    if not config.kl or (top is None and (teacher_logits is None or _is_default(config))):
         return row_losses(
             logits,
             teacher_logits,
@@ -157,16 +164,32 @@ def _loss_and_gradient(
             temperature=config.temperature,
         )
     accumulate = torch.promote_types(logits.dtype, torch.float32)
-    return _loss_by_autograd(logits.to(accumulate), teacher_logits.to(accumulate), labels, weights, config)
+    logits = logits.to(accumulate)
+    teacher = None if teacher_logits is None else teacher_logits.to(accumulate)
+    if teacher is not None and config.top_k is not None and config.top_k < teacher.shape[-1]:
+        top = top_tokens(teacher, config.top_k, config.temperature)
+    if top is None:
+        assert teacher is not None
+        kl = partial(kd_per_token, teacher=teacher, config=config)
+    else:
+        one_softmax = config.temperature == 1 or not config.ce
+        if config.tail == "bucket" and config.direction == "forward" and one_softmax:
+            return bucket_loss_and_gradient(logits, top, labels, weights, config)
+        kl = partial(top_kl, top=top, config=config)
+    return _loss_by_autograd(logits, kl, labels, weights, config)
 
 
 def _loss_by_autograd(
-    logits: Tensor, teacher_logits: Tensor, labels: Tensor, weights: Tensor, config: LossConfig
+    logits: Tensor,
+    kl_per_token: Callable[[Tensor], Tensor],
+    labels: Tensor,
+    weights: Tensor,
+    config: LossConfig,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Reverse KL and top-k, differentiated by autograd: more passes over a chunk, the same memory bound."""
     with torch.enable_grad():
         leaf = logits.detach().requires_grad_()
-        kl = (kd_per_token(leaf, teacher_logits, config) * weights).sum()
+        kl = (kl_per_token(leaf) * weights).sum()
         ce = logits.new_zeros(())
         if config.ce:
             chosen = leaf.log_softmax(-1).gather(-1, labels.clamp(min=0)[:, None])[:, 0]
@@ -181,7 +204,7 @@ class LossTokens:
 
     hidden, teacher_hidden: last hidden states [N, D]. labels: the next tokens [N]. weights: [N], those of
     the tokens over the number of loss tokens of the step. The teacher's are None if it does not run; they get
-    no gradient.
+    no gradient. top: what a teacher store has in their place.
     """
 
     hidden: Tensor
@@ -190,6 +213,7 @@ class LossTokens:
     weights: Tensor
     teacher_hidden: Tensor | None
     teacher_head: LanguageModelHead | None
+    top: TopTokens | None = None
 
     def distillation(
         self, config: LossConfig, *, chunk_size: int | None = None

@@ -8,6 +8,7 @@ from torch import Tensor
 from evalsuite.distill.objectives.cuda_streams import SideStreams
 from evalsuite.distill.objectives.forward import hidden_states, read_out
 from evalsuite.distill.objectives.kl_and_cross_entropy import LossTokens
+from evalsuite.distill.objectives.top_tokens import TopTokens
 from evalsuite.distill.types import CausalLM, MicroBatch
 from evalsuite.models.decoder.head import LanguageModelHead
 
@@ -54,11 +55,14 @@ class OutputLosses:
             weights = torch.full(labels.shape, 1 / num_loss_tokens, device=labels.device)
         else:
             weights = batch.select(batch.loss_weights) / num_loss_tokens
+        top = None
+        if batch.top_ids is not None and batch.top_log_probs is not None:
+            top = TopTokens(batch.top_ids, batch.top_log_probs)
 
         def loss(hidden: Tensor, head: LanguageModelHead) -> Sequence[Tensor]:
             selected = batch.select(hidden)
             streams.wait(TEACHER_STREAM)
-            tokens = LossTokens(selected, head, labels, weights, teacher_hidden, teacher_head)
+            tokens = LossTokens(selected, head, labels, weights, teacher_hidden, teacher_head, top)
             return self._loss_columns(tokens)
 
         rows = []

@@ -177,6 +177,7 @@ class Recipe(Strict):
         Only values that differ from the defaults are hashed, so that fields added by a later version do not
         change the hashes of existing recipes. Published defaults must therefore never change. `restart_data`
         is the exception: all stages of the first recipes restarted, so a stage that continues is marked.
+        Of a teacher store counts that there is one, and not its folder.
         Named students that are not trained do not count.
         """
         fields = self.model_dump(mode="json", exclude=set(NON_HASHED_FIELDS), exclude_defaults=True)
@@ -190,6 +191,8 @@ class Recipe(Strict):
         for stage, values in zip(self.stages, fields["stages"], strict=True):
             if not values.pop("restart_data", False) and not earlier.isdisjoint(stage.mixture):
                 values["continues_data"] = True
+            if values.pop("teacher_store", None) is not None:
+                values["has_teacher_store"] = True
             earlier.update(stage.mixture)
         return content_hash(fields)
 
@@ -219,6 +222,11 @@ class Recipe(Strict):
         """The sources that a stage or the calibration reads; others are not opened."""
         found = {source for stage in self.stages for source in stage.mixture}
         return found if self.student.calibration is None else found | {self.student.calibration.data}
+
+    @property
+    def loads_teacher(self) -> bool:
+        """Whether a stage or the calibration runs the teacher."""
+        return self.student.calibration is not None or any(stage.loads_teacher for stage in self.stages)
 
     @property
     def calibration_problem(self) -> str | None:

@@ -100,8 +100,18 @@ class Stage(StrictUnion):
         """Prepare the losses of a stage's steps.
 
         Args:
-            teacher: None only if `needs_teacher` is False.
+            teacher: None only if `loads_teacher` is False.
         """
+
+    @property
+    def store(self) -> str | None:
+        """Folder with the teacher's output on this stage's data; None: the teacher runs."""
+        return None
+
+    @property
+    def loads_teacher(self) -> bool:
+        """Whether training needs the teacher's weights."""
+        return self.needs_teacher and self.store is None
 
     def check_students(self, students: "Mapping[str, CausalLM]") -> None:
         """Check that this stage can train the students. Raises ConfigError before training starts."""

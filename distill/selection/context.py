@@ -163,7 +163,12 @@ class SelectionContext:
             read=recipe.sources_read | _sources(self.options),
             quiet=self.quiet,
         )
-        return without_held_out(recipe.model_copy(update={"data": data}))
+        # Its own data and budgets fit no store.
+        stages = [
+            stage if stage.store is None else stage.model_copy(update={"teacher_store": None})
+            for stage in recipe.stages
+        ]
+        return without_held_out(recipe.model_copy(update={"data": data, "stages": stages}))
 
     def open_sources(self) -> DataSources:
         """The sources of `training_recipe`, from their start."""

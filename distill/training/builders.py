@@ -19,11 +19,12 @@ from evalsuite.models.decoder.cost import ModelCost
 from evalsuite.models.mixers import MIXERS
 
 
-@dataclass(frozen=True)
+@dataclass
 class TrainingModels:
     """The frozen teacher, the students by label, and the tokenizer."""
 
     teacher: CausalLM | None
+    """None once no stage that remains runs it."""
     teacher_lineage: dict[str, Any] | None
     """The teacher's path, weights_id, commit on the hub and, if it was distilled itself, its `chain`."""
     students: dict[str, CausalLM]
@@ -142,7 +143,8 @@ def build_models(
 
     Args:
         world_size: processes that can share the models; see `is_sharded`.
-        share_frozen: see `Placement`; for callers that train what the recipe's stages do, and nothing else.
+        share_frozen: see `Placement`; for callers that train what the recipe's stages do, and nothing else. A
+            teacher that none of these runs is then read for the weights of new students only.
 
     Raises:
         CheckpointError: a checkpoint is missing, damaged or unsafe.
@@ -168,15 +170,17 @@ def build_models(
         (label,) = recipe.labels
         students = {label: placement.student(model)}
         return TrainingModels(None, None, students, tokenizer, {label: []}, precision)
-    from evalsuite.models.checkpoints.load import count_parameters
+    from evalsuite.models.checkpoints.load import count_parameters, describe_checkpoint
 
     first = recipe.teacher or next(iter(recipe.student.initial_checkpoints.values()))
     placement = place(count_parameters(first))
     teacher, tokenizer, teacher_lineage = None, None, None
+    runs_teacher = not share_frozen or recipe.loads_teacher
     if recipe.teacher is not None:
-        loaded = placement.open(recipe.teacher)
+        is_read = runs_teacher or set(recipe.labels) - set(recipe.student.initial_checkpoints)
+        loaded = placement.open(recipe.teacher) if is_read else describe_checkpoint(recipe.teacher)
         _check_selection(recipe, loaded.weights_id)
-        teacher, tokenizer = placement.stored(loaded), loaded.tokenizer
+        teacher, tokenizer = placement.stored(loaded) if is_read else None, loaded.tokenizer
         teacher_lineage = {
             "path": recipe.teacher,
             "weights_id": loaded.weights_id,
@@ -194,7 +198,7 @@ def build_models(
         else:
             built[label] = _new_student(placement, recipe, label, teacher)
     students = {label: placement.student(model) for label, model in built.items()}
-    frozen = None if teacher is None else placement.teacher(teacher, students)
+    frozen = placement.teacher(teacher, students) if teacher is not None and runs_teacher else None
     return TrainingModels(frozen, teacher_lineage, students, tokenizer, ancestors, precision)
 
 

@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from evalsuite.distill.objectives.end_to_end import EndToEndStage
+from evalsuite.distill.data.teacher_store import row_type
+from evalsuite.distill.objectives.end_to_end import EndToEndStage, KnowledgeDistillation
 from evalsuite.distill.optim.optimizers import AdamW
 from evalsuite.distill.recipe import Recipe
 from evalsuite.distill.recipe.stage import Stage
@@ -50,6 +51,8 @@ class StageEstimate:
     memory: float
     """Bytes per GPU."""
     seconds: float
+    store: float = 0.0
+    """Bytes of the teacher store at most, if every token is in the loss; 0 without one."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +96,12 @@ class Estimate:
             f"on {self.device}"
         )
         lines = [(stage.name, stage.objective, stage) for stage in self.stages]
-        return _table(title, ("stage", "objective"), [*lines, ("total", "", self)])
+        stores = [
+            f"\nteacher store of stage {stage.name}: up to {_bytes(stage.store)}, made once (--make-stores)"
+            for stage in self.stages
+            if stage.store
+        ]
+        return _table(title, ("stage", "objective"), [*lines, ("total", "", self)]) + "".join(stores)
 
 
 def summary(estimates: Sequence[tuple[str, Estimate]]) -> str:
@@ -145,8 +153,13 @@ def dry_run(recipe: Recipe, *, mixers: Sequence[str] | None = None, device: str 
         tokens = stage.steps * stage.tokens_per_step
         flops = tokens * stage.flops_per_token(teacher, students)
         memory = stage_memory(teacher, students, stage, bf16=bf16)
+        store = 0
+        if isinstance(stage, KnowledgeDistillation) and stage.store is not None:
+            store = tokens * row_type(stage.stored_k, base.config.vocab_size).itemsize
         stages.append(
-            StageEstimate(stage.name, stage.objective, tokens, stage.steps, flops, memory, flops / rate)
+            StageEstimate(
+                stage.name, stage.objective, tokens, stage.steps, flops, memory, flops / rate, store
+            )
         )
     device_name = "one H200-class GPU" if on_gpu else f"{os.cpu_count()} CPU cores"
     return Estimate(recipe.name, tuple(recipe.labels), num_params, device_name, tuple(stages))
@@ -166,7 +179,7 @@ def stage_memory(
         shards: GPUs over which teacher and students are sharded.
     """
     width, states = 2 if bf16 else 4, stage.optimizer.state_bytes
-    present = teacher if stage.needs_teacher else None
+    present = teacher if stage.loads_teacher else None
     total = 0.0 if present is None else width * present.num_params
     for student in students:
         trained, shared = _trained_and_shared(student, stage.trainable_set)

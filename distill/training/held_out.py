@@ -286,7 +286,7 @@ class Validation:
     _held_out: HeldOut | None = None
 
     def measure(self, steps: int) -> list[dict[str, float]]:
-        """`validation_ppl` of every student, and `validation_kl` in nats per token if there is a teacher.
+        """`validation_ppl` of every student, and `validation_kl` in nats per token if the teacher runs.
 
         Args:
             steps: completed in this stage; an empty list is returned unless a measurement is due.
@@ -295,7 +295,8 @@ class Validation:
             self.batches.get(self.stage)
         if steps % self.every_steps and steps != self.stage.steps:
             return []
-        teacher = self.models.teacher
+        # A stage with a teacher store may have no teacher, depending on the other stages.
+        teacher = self.models.teacher if self.stage.loads_teacher else None
         if self._held_out is None:
             # A sharded teacher runs in all processes at once, at a step that all of them know.
             batches = [batch.to(self.device) for batch in self.batches.get(self.stage)]

@@ -58,6 +58,7 @@ def build_lineage(
                 "tokens": tokens[stage.name],
                 "seq_len": stage.seq_len,
                 "lr": stage.lr,
+                **({"teacher_store": progress.stores[stage.name]} if stage.name in progress.stores else {}),
             }
             for stage in recipe.stages
             if stage.name in tokens

@@ -29,6 +29,8 @@ class Progress:
     sources: dict[str, dict[str, Any]] = field(default_factory=dict)
     divergence: dict[str, Any] = field(default_factory=dict)
     """What `DivergenceStop` remembers."""
+    stores: dict[str, str] = field(default_factory=dict)
+    """Stage → `TeacherStore.id` of what it is trained with."""
 
     @property
     def total_tokens(self) -> int:

@@ -10,7 +10,7 @@ import gc
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
@@ -21,7 +21,9 @@ import torch
 from evalsuite.distill.data.exchange import join_exchange
 from evalsuite.distill.data.loader import DataSources, StageDataLoader, prefetch, validate_data
 from evalsuite.distill.data.responses import generate_responses
+from evalsuite.distill.data.teacher_store import Targets, TeacherStore
 from evalsuite.distill.data.workers import default_num_workers
+from evalsuite.distill.objectives.end_to_end import KnowledgeDistillation
 from evalsuite.distill.objectives.forward import set_attention
 from evalsuite.distill.recipe import Recipe
 from evalsuite.distill.recipe.stage import Stage
@@ -62,10 +64,11 @@ from evalsuite.distill.training.run_folder import (
 )
 from evalsuite.distill.training.stop_signals import StopSignals
 from evalsuite.distill.training.student_writer import StudentWriter
+from evalsuite.distill.training.teacher_stores import open_stores
 from evalsuite.distill.training.train_state import Progress, TrainState
 from evalsuite.distill.training.train_step import TrainStep
 from evalsuite.distill.types import GlobalBatch
-from evalsuite.foundation import locked
+from evalsuite.foundation import ConfigError, locked
 from evalsuite.foundation.tracking import Tracker, check_tracker, open_tracker
 from evalsuite.models.ops.dispatch import kernel_policy
 
@@ -203,6 +206,7 @@ def _train(
         DataSources(data_recipe.data, tokenizer, seed=recipe.seed, num_workers=num_workers, share=share)
     ) as sources:
         validate_data(sources, data_recipe.stages)
+        stores = open_stores(data_recipe, tokenizer)
         models = build_models(
             resolve_checkpoints(trained, out),
             process_group.device,
@@ -212,7 +216,7 @@ def _train(
         calibrate_students(data_recipe, models.teacher, models.students, tokenizer, process_group.broadcast)
         with _tracker(recipe, out) if process_group.is_main else nullcontext() as tracker:
             trainer = Trainer(
-                recipe, data_recipe, out, models, process_group, quiet, sources, compilation, tracker
+                recipe, data_recipe, out, models, process_group, quiet, sources, compilation, tracker, stores
             )
             with closing(trainer.checkpointer):
                 try:
@@ -245,6 +249,8 @@ class Trainer:
     sources: DataSources
     compilation: KernelCompilation
     tracker: Tracker | None = None
+    stores: Mapping[str, TeacherStore] = field(default_factory=dict)
+    """Stage → the teacher store that it reads."""
 
     def __post_init__(self) -> None:
         recipe, models, process_group = self.recipe, self.models, self.process_group
@@ -308,6 +314,8 @@ class Trainer:
         for student in students:
             student.begin_stage(stage)
         self._resume()
+        if not any(each.loads_teacher for each in recipe.stages[number:]):
+            self.models.teacher = None
         if self.models.teacher is not None:
             set_attention(self.models.teacher, stage.teacher_attention)
         train_step = TrainStep(
@@ -362,6 +370,7 @@ class Trainer:
     def _batches(self, stage: Stage, train_step: TrainStep, clock: TrainingClock) -> Iterator[GlobalBatch]:
         """The remaining batches of a stage, whose kernels are compiled before the first one."""
         progress, process_group = self.progress, self.process_group
+        targets = self._targets(stage)
         loader = StageDataLoader(
             self.sources,
             stage,
@@ -370,6 +379,7 @@ class Trainer:
             rank=process_group.rank,
             world_size=process_group.world_size,
             pin_memory=process_group.device.type == "cuda",
+            targets=targets,
         )
         remaining = islice(loader, stage.steps - progress.step)
         for index, batch in enumerate(prefetch(remaining, collective=process_group.world_size > 1)):
@@ -379,6 +389,25 @@ class Trainer:
             yield batch
             if index == 0:
                 self.compilation.save_timings()
+
+    def _targets(self, stage: Stage) -> Targets | None:
+        """What reads the teacher's output on a stage's sequences from its store; None without one.
+
+        Raises:
+            ConfigError: the stage was begun with another store.
+        """
+        if stage.name not in self.stores:
+            return None
+        assert isinstance(stage, KnowledgeDistillation)
+        store = self.stores[stage.name]
+        found = store.id(stage.steps * stage.batch_size)
+        begun_with = self.progress.stores.setdefault(stage.name, found)
+        if found != begun_with:
+            raise ConfigError(
+                f"stage '{stage.name}', teacher_store {store.folder}: is another store ({found}) than the "
+                f"one that this run has begun with ({begun_with}); name that one, or start in a new folder"
+            )
+        return partial(store.targets, k=stage.stored_k)
 
     def _is_checkpoint_due(self, stage: Stage, step: Step) -> bool:
         """Whether to write the students after a step; the end of a stage may have its own checkpoint."""

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from evalsuite.distill.objectives.kl_and_cross_entropy import LossTokens
+from evalsuite.distill.objectives.top_tokens import TopTokens
 from evalsuite.distill.recipe.config import LossConfig
 from evalsuite.models.decoder.head import LanguageModelHead
 
@@ -20,6 +21,7 @@ def fused_linear_distillation(
     teacher_weight: Tensor,
     labels: Tensor | None = None,
     chunk_size: int | None = None,
+    top: TopTokens | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`LossTokens.distillation`; without labels, they are all 0."""
     head, teacher_head = (
@@ -27,5 +29,5 @@ def fused_linear_distillation(
     )
     if labels is None:
         labels = torch.zeros(len(hidden), dtype=torch.int64, device=hidden.device)
-    tokens = LossTokens(hidden, head, labels, token_weights, teacher_hidden, teacher_head)
+    tokens = LossTokens(hidden, head, labels, token_weights, teacher_hidden, teacher_head, top)
     return tokens.distillation(config, chunk_size=chunk_size)

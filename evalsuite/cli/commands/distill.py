@@ -92,6 +92,12 @@ def add(commands: argparse._SubParsersAction) -> None:
         action="store_true",
         help="print what the first documents of every source hold and how they are rendered, and exit",
     )
+    parser.add_argument(
+        "--make-stores",
+        action="store_true",
+        help="compute the teacher's output once, in the folders that stages name as teacher_store, and exit; "
+        "repeat the command to resume",
+    )
     add_quiet(parser)
     parser.set_defaults(call=run)
 
@@ -116,8 +122,15 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.check_data:
         check_data([recipe for _, recipe, _ in chosen])
         return 0
+    if arguments.make_stores:
+        from evalsuite.distill.training.teacher_stores import make_stores
+
+        for _, recipe, _ in chosen:
+            for store in make_stores(recipe, device=arguments.device, quiet=arguments.quiet):
+                print(store)
+        return 0
     if arguments.out is None:
-        raise ConfigError("--out DIR is required (or --dry-run, or --check-data)")
+        raise ConfigError("--out DIR is required (or --dry-run, --check-data or --make-stores)")
     from evalsuite.executors import open_executor
     from evalsuite.variants import Variant, distill_variants
 

@@ -8,6 +8,7 @@ from scipy.special import log_softmax, logsumexp
 from torch.autograd import gradcheck
 
 from evalsuite.distill.objectives.kl_and_cross_entropy import kd_per_token
+from evalsuite.distill.objectives.top_tokens import top_tokens
 from evalsuite.distill.recipe.config import LossConfig
 from tests.distill.fused_distillation import fused_linear_distillation
 
@@ -21,6 +22,9 @@ CONFIGS = [
     LossConfig(direction="reverse", temperature=1.5),
     LossConfig(top_k=3, temperature=2.0),
     LossConfig(top_k=3, tail="bucket"),
+    LossConfig(top_k=3, tail="bucket", temperature=2.0),
+    LossConfig(top_k=3, tail="bucket", ce=0.7, ce_tokens="teacher_right"),
+    LossConfig(top_k=3, tail="bucket", temperature=2.0, ce=0.7),
     LossConfig(top_k=4, tail="bucket", direction="reverse", ce=0.3),
     LossConfig(top_k=4, direction="reverse"),
     LossConfig(ce=0.5, ce_tokens="teacher_right"),
@@ -92,6 +96,33 @@ def test_the_loss_equals_the_formulas_in_float64(tensors, config):
         assert kl_part.item() == pytest.approx(kl.item(), rel=1e-12)
     if config.ce:
         assert ce_part.item() == pytest.approx(ce.item(), rel=1e-12)
+
+
+@pytest.mark.parametrize("config", [each for each in CONFIGS if each.top_k], ids=name)
+def test_the_most_likely_tokens_are_all_that_is_read_of_the_teacher(tensors, config):
+    top = top_tokens(
+        tensors["teacher_hidden"] @ tensors["teacher_weight"].T, config.top_k, config.temperature
+    )
+    expected = fused_linear_distillation(**tensors, config=config)
+    found = fused_linear_distillation(**tensors, config=config, chunk_size=3, top=top)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("k", [1, 4, 8])
+def test_the_bucket_bounds_the_full_kl(tensors, k):
+    """See `top_tokens`: the KL from below and above, and the distance of the gradients."""
+    student = (tensors["hidden"] @ tensors["weight"].T).requires_grad_()
+    teacher = 3 * tensors["teacher_hidden"] @ tensors["teacher_weight"].T
+    full = kd_per_token(student, teacher, LossConfig())
+    bucket = kd_per_token(student, teacher, LossConfig(top_k=k, tail="bucket"))
+    top = top_tokens(teacher, k)
+    tail, least = top.log_probs[:, -1], top.log_probs[:, -2]
+    rest = student.log_softmax(-1).scatter(-1, top.ids, math.inf)
+    spread = rest.where(rest < 0, -math.inf).logsumexp(-1) - rest.min(-1).values
+    assert (bucket <= full + 1e-12).all()
+    assert (full - bucket <= tail.exp() * ((least - tail).clamp(max=0) + spread) + 1e-12).all()
+    grads = [torch.autograd.grad(each.sum(), student, retain_graph=True)[0] for each in (full, bucket)]
+    assert ((grads[0] - grads[1]).abs().sum(-1) <= 2 * tail.exp() + 1e-12).all()
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=name)
