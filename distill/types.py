@@ -1,8 +1,8 @@
 """What data, objectives and training exchange: models, batches and losses."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -108,6 +108,18 @@ class MicroBatch:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Rollouts:
+    """What one student wrote, as its sequences: prompts with its own tokens, which are the loss tokens."""
+
+    micro_batches: list[MicroBatch]
+    num_tokens: int
+    """Loss tokens: its own, with the end token of those that ended."""
+    count: int
+    truncated: int
+    """Rollouts that reached the limit of their length."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class GlobalBatch:
     """Data of one optimizer step: the micro-batches of this GPU, and counts over all GPUs."""
 
@@ -117,6 +129,16 @@ class GlobalBatch:
     tokens: int
     state: dict[str, Any]
     """State of the data loader after this step."""
+    prompts: Sequence[Sequence[Sequence[int]]] = ()
+    """Per sequence that students write themselves, the prompts of its documents."""
+    rollouts: Sequence[Rollouts] = ()
+    """What each student wrote; none before it has."""
+
+    @property
+    def first(self) -> MicroBatch | None:
+        """The first micro-batch of the data, or else of a rollout; None if none of a step's prompts fits."""
+        rollouts = (batch for each in self.rollouts for batch in each.micro_batches)
+        return next(iter(self.micro_batches), None) or next(rollouts, None)
 
 
 class StepLosses(Protocol):
@@ -145,3 +167,11 @@ class StepLosses(Protocol):
             This process' share of the losses [students, columns]; their sum over processes is the loss. And
             factors on this process' gradients [layers]; None if they are 1.
         """
+
+
+@runtime_checkable
+class RolloutLosses(StepLosses, Protocol):
+    """Losses on data and on what students write themselves."""
+
+    def backward_rollouts(self, rollouts: Sequence[Rollouts]) -> None:
+        """Add losses of what each student wrote, and their gradients to that student's."""

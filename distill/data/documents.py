@@ -83,7 +83,7 @@ class SourceDocuments:
     ) -> None:
         self.source, self.seed = source, seed
         self._name, self._reader, self._pool = name, reader, pool
-        self._warned = False
+        self._warned: set[str] = set()
         self._first: Shard | None = None
         """The shard that an iteration began with: validation reads it, and the first stage needs it again."""
 
@@ -117,8 +117,8 @@ class SourceDocuments:
 
     def warn_without_loss(self, count: int, without_loss: int) -> None:
         """Say once that documents are read from which nothing is learned."""
-        if not self._warned:
-            self._warned = True
+        if "loss" not in self._warned:
+            self._warned.add("loss")
             _log.warning(
                 "data source '%s': %d of the first %d documents have no token in the loss: completions are "
                 "empty, or the chat template rewrites them; lineage.json will count all",
@@ -126,6 +126,30 @@ class SourceDocuments:
                 without_loss,
                 count,
             )
+
+    def whole(self, documents: Sequence[Document], length: int) -> list[Document]:
+        """The documents that fit into a sequence of `length` tokens; says once that others are left out.
+
+        Raises:
+            DataError: none does.
+        """
+        found = [each for each in documents if len(each.tokens) <= length + 1]
+        if documents and not found:
+            raise DataError(
+                f"data source '{self._name}': all of {len(documents)} documents are longer than a sequence "
+                f"of {length} tokens, so that students cannot continue their prompts; raise 'seq_len'"
+            )
+        if len(found) < len(documents) and "length" not in self._warned:
+            self._warned.add("length")
+            _log.warning(
+                "data source '%s': %d of the first %d documents are longer than a sequence of %d tokens and "
+                "are left out, since students cannot continue their prompts",
+                self._name,
+                len(documents) - len(found),
+                len(documents),
+                length,
+            )
+        return found
 
     def _read_groups(self, shards: Iterator[Shard | int], first: int, share: Share) -> Iterator[Group]:
         """Cut shards into groups; with every group, as many examples are read ahead as it has."""

@@ -13,7 +13,7 @@ import torch
 
 from evalsuite.distill.data.documents import Share, SourceDocuments
 from evalsuite.distill.data.mixture import interleave, pack_source, start_of_stage
-from evalsuite.distill.data.packing import PackedSequence
+from evalsuite.distill.data.packing import PackedSequence, prompts_of
 from evalsuite.distill.data.preparation import Preparation, eos_token_id
 from evalsuite.distill.data.readers import open_reader
 from evalsuite.distill.data.teacher_store import Targets
@@ -110,6 +110,8 @@ class StageDataLoader:
         rank, world_size: each process takes its share of every global batch, so that the global batches
             do not depend on the number of GPUs.
         targets: the teacher's output of a teacher store, which then comes with the batches.
+        with_prompts: of the sequences that students write themselves (see `Stage.num_rollouts`), give the
+            prompts alone.
     """
 
     def __init__(
@@ -123,9 +125,11 @@ class StageDataLoader:
         world_size: int = 1,
         pin_memory: bool = False,
         targets: Targets | None = None,
+        with_prompts: bool = False,
     ) -> None:
         self._stage, self._rank, self._world_size = stage, rank, world_size
         self._pin_memory, self._targets = pin_memory, targets
+        self._num_prompted = stage.num_rollouts if with_prompts else 0
         self._number = sum((state or {}).get("num_drawn", {}).values())
         if stage.batch_size % world_size:
             raise ConfigError(
@@ -147,6 +151,7 @@ class StageDataLoader:
                 length=stage.seq_len,
                 packing=stage.packing,
                 pad_id=sources.pad_id,
+                whole_only=stage.num_rollouts > 0,
                 state=(state or {}).get("sources", {}).get(name)
                 or start_of_stage(previous.get(name), restart=stage.restart_data),
             )
@@ -175,6 +180,8 @@ class StageDataLoader:
     def __next__(self) -> GlobalBatch:
         stage, number = self._stage, self._number
         sequences, state = self.draw(stage.batch_size)
+        prompts = [prompts_of(sequence) for sequence in sequences[: self._num_prompted]]
+        sequences = sequences[self._num_prompted :]
         num_loss_tokens = int(sum(sequence.loss_mask.sum() for sequence in sequences))
         if stage.token_weights is not None:
             # Of the whole step, whose mean they are divided by.
@@ -192,7 +199,7 @@ class StageDataLoader:
             ]
         if self._pin_memory:
             batches = [batch.pin_memory() for batch in batches]
-        return GlobalBatch(batches, num_loss_tokens, stage.tokens_per_step, state)
+        return GlobalBatch(batches, num_loss_tokens, stage.tokens_per_step, state, prompts)
 
 
 def validate_data(sources: DataSources, stages: Sequence[Stage]) -> None:
@@ -202,10 +209,16 @@ def validate_data(sources: DataSources, stages: Sequence[Stage]) -> None:
         DataError: a missing file or column, no document after filtering, or no loss token in the first batch.
     """
     for stage in stages:
-        if next(StageDataLoader(sources, stage)).num_loss_tokens == 0:
+        loader = StageDataLoader(sources, stage)
+        if next(loader).num_loss_tokens == 0:
             raise DataError(
                 f"stage '{stage.name}': the first batch has no loss tokens with loss_mask "
                 f"'{stage.loss_mask}'; the data contain no completions, or the chat template does not match"
+            )
+        if stage.num_rollouts and not any(map(prompts_of, loader.draw(stage.batch_size)[0])):
+            raise DataError(
+                f"stage '{stage.name}': a batch has no prompts that students could continue; its sources "
+                "need prompts with completions, or turns"
             )
 
 

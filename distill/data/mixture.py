@@ -103,6 +103,7 @@ def pack_source(
     length: int,
     packing: str,
     pad_id: int,
+    whole_only: bool = False,
     state: dict[str, Any] | None = None,
 ) -> Iterator[tuple[PackedSequence, dict[str, Any]]]:
     """Yield the sequences of one source, each with the state after it; endless if the source is infinite.
@@ -110,9 +111,10 @@ def pack_source(
     Args:
         share, mask_prompt: see `SourceDocuments.groups`.
         length: of a sequence, in tokens.
+        whole_only: leave out documents that are longer, instead of splitting them.
 
     Raises:
-        DataError: as `SourceDocuments.groups`.
+        DataError: as `SourceDocuments.groups` and, with `whole_only`, `SourceDocuments.whole`.
     """
     source, seed = documents.source, documents.seed
     at = PackedSourceState(**state) if state else PackedSourceState()
@@ -136,6 +138,8 @@ def pack_source(
             documents.warn_without_loss(*at.documents)
         numbered = (replace(each, number=number) for number, each in enumerate(tokenized))
         members = [*leftover, *(each for each in numbered if each.number not in at.skipped)]
+        if whole_only:
+            members = documents.whole(members, length)
         if packing == "concat":
             sequences, remaining = pack_concat(members, length)
         else:

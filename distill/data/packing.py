@@ -179,6 +179,19 @@ def pack_documents(
     return [_join(members, length, pad_id) for members in bins], leftover
 
 
+def prompts_of(sequence: PackedSequence) -> list[list[int]]:
+    """The prompts in a sequence of packed documents with completions in the loss: their tokens before the
+    first one that is in the loss. A document without any, or that begins with one as a later piece of a long
+    document can, has no prompt.
+    """
+    found = []
+    for start, end in pairwise(np.cumsum([0, *sequence.doc_lengths])):
+        in_loss = sequence.loss_mask[start:end].nonzero()[0]
+        if len(in_loss) and in_loss[0] > 0:
+            found.append(sequence.input_ids[start : start + in_loss[0] + 1].tolist())
+    return found
+
+
 def _split(document: Document, length: int) -> list[Document]:
     """Pieces of at most `length` positions; consecutive pieces share one token, as in a stream."""
     starts = range(0, max(1, len(document.tokens) - 1), length)

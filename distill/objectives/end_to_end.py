@@ -1,13 +1,14 @@
 """Objectives on the model's output: knowledge distillation and next-token cross-entropy."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
 from evalsuite.distill.recipe.config import LossConfig
 from evalsuite.distill.recipe.stage import OBJECTIVES, Stage
+from evalsuite.foundation import ConfigError
 
 if TYPE_CHECKING:
     import torch
@@ -126,6 +127,98 @@ class KnowledgeDistillation(EndToEndStage):
     def loss_columns(self, tokens: "LossTokens") -> "Sequence[Tensor]":
         """Loss, CE and KL."""
         return tokens.distillation(self.loss)
+
+
+@OBJECTIVES.register("on_policy")
+class OnPolicyDistillation(EndToEndStage):
+    """Divergence from the teacher on what the student itself writes, and on data (GKD, arXiv 2306.13649).
+
+    A student continues the prompts of some of the data's sequences in place of their completions. Teacher and
+    student then read prompt and continuation, and the divergence over the continuation's tokens is minimized:
+    gradients flow through this forward pass, and not through the sampling (no policy gradient).
+    """
+
+    columns: ClassVar[tuple[str, ...]] = (
+        "loss", "kl", "rollout_kl", "rollout_length", "rollouts_ended", "rollouts_truncated",
+    )  # fmt: skip
+    """The divergence a token of the data and of rollouts; of rollouts the mean length in tokens, the share
+    that ended by itself, and how many reached their limit."""
+
+    objective: Literal["on_policy"]
+    loss: LossConfig = LossConfig(direction="jsd")
+    """Divergence of both; no cross-entropy."""
+    rollout_share: float = Field(default=0.5, ge=0, le=1)
+    """Share of a batch's sequences that students write themselves, rounded to whole sequences, and weight of
+    their mean in the loss; the rest is data. Above 0, documents longer than a sequence are left out."""
+    rollout_temperature: float = Field(default=1.0, ge=0)
+    """Sampling temperature; 0 is greedy."""
+    max_new_tokens: int = Field(default=128, ge=1)
+    """Longest rollout. A sequence holds as many rollouts as fit in any case, one at least."""
+    rollout_every: int = Field(default=1, ge=1)
+    """Steps that train on the same rollouts, after which students write new ones."""
+    packing: Literal["concat", "documents"] = "documents"
+    loss_mask: Literal["full", "completion"] = "completion"
+
+    @property
+    def num_rollouts(self) -> int:
+        return round(self.rollout_share * self.batch_size)
+
+    @property
+    def runs_teacher(self) -> bool:
+        """True."""
+        return True
+
+    def loss_columns(self, tokens: "LossTokens") -> "Sequence[Tensor]":
+        """Loss and divergence."""
+        loss, _, kl = tokens.distillation(self.loss)
+        return loss, kl
+
+    def flops_per_token(self, teacher: "ModelCost | None", students: "Sequence[ModelCost]") -> float:
+        """Generation reads each token of a rollout once, and the teacher reads those of every student."""
+        assert teacher is not None
+        share = self.num_rollouts / self.batch_size
+        forward = sum(student.forward_flops(self.seq_len) for student in students)
+        targets = teacher.forward_flops(self.seq_len) * (1 - share + share * len(students))
+        return (3 + share / self.rollout_every) * forward + targets
+
+    def start(
+        self, teacher: "CausalLM | None", students: "Sequence[CausalLM]", device: "torch.device"
+    ) -> "StepLosses":
+        from evalsuite.distill.objectives.output_losses import OnPolicyLosses
+
+        share, concurrent = self.num_rollouts / self.batch_size, self.num_concurrent(len(students))
+        return OnPolicyLosses(self.loss_columns, share, self.columns, teacher, students, concurrent, device)
+
+    def check_students(self, students: "Mapping[str, CausalLM]") -> None:
+        """Every student has to run in the in-process engine."""
+        from evalsuite.models.inference.torch.structure import unknown_structure
+
+        for label, student in students.items():
+            if (reason := unknown_structure(student.config, self.seq_len)) is not None:
+                raise ConfigError(
+                    f"stage '{self.name}': objective on_policy needs students that can generate; '{label}' "
+                    f"cannot ({reason}); use objective kd"
+                )
+
+    @model_validator(mode="after")
+    def _has_prompts(self) -> "OnPolicyDistillation":
+        if self.loss.ce or not self.loss.kl:
+            raise ValueError(
+                "on_policy minimizes a divergence: a cross-entropy would train students on what they write; "
+                "set loss.ce: 0 and loss.kl above 0"
+            )
+        for field, needed in (("packing", "documents"), ("loss_mask", "completion")):
+            if self.num_rollouts and getattr(self, field) != needed:
+                raise ValueError(
+                    f"on_policy continues the prompts of documents: '{field}' must be {needed}, not "
+                    f"{getattr(self, field)}"
+                )
+        if self.max_new_tokens >= self.seq_len:
+            raise ValueError(
+                f"'max_new_tokens' ({self.max_new_tokens}) leaves no room for a prompt in a sequence of "
+                f"'seq_len' ({self.seq_len}) tokens; lower it, or raise 'seq_len'"
+            )
+        return self
 
 
 @OBJECTIVES.register("sft")

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from evalsuite.distill.objectives.divergences import divergence
 from evalsuite.distill.objectives.top_tokens import (
     TopTokens,
     bucket_loss_and_gradient,
@@ -34,19 +35,16 @@ more than twice `DEFAULT_CHUNK_BYTES`."""
 
 
 def kd_per_token(student: Tensor, teacher: Tensor, config: LossConfig) -> Tensor:
-    """Reference implementation of the KL of each token, times temperature², from logits [N, V];
+    """Reference implementation of the divergence of each token, times temperature², from logits [N, V];
     differentiable.
 
-    forward: Σ p_T (log p_T − log p_S), arXiv 2504.14366 Eq. 6; reverse: with the two exchanged. With `top_k`,
-    the sum runs over the teacher's K most likely tokens, with both distributions renormalized over these K
-    tokens, or with all other tokens as one additional outcome.
+    With `top_k`, the sum runs over the teacher's K most likely tokens, with both distributions renormalized
+    over these K tokens, or with all other tokens as one additional outcome.
     """
     if config.top_k is not None and config.top_k < teacher.shape[-1]:
         return top_kl(student, top_tokens(teacher, config.top_k, config.temperature), config)
     log_s, log_t = ((logits / config.temperature).log_softmax(-1) for logits in (student, teacher))
-    if config.direction == "reverse":
-        log_s, log_t = log_t, log_s
-    return (log_t.exp() * (log_t - log_s)).sum(-1) * config.temperature**2
+    return divergence(log_t, log_s, config) * config.temperature**2
 
 
 def head_logits(hidden: Tensor, weight: Tensor, soft_cap: float | None) -> Tensor:
@@ -186,7 +184,7 @@ def _loss_by_autograd(
     weights: Tensor,
     config: LossConfig,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Reverse KL and top-k, differentiated by autograd: more passes over a chunk, the same memory bound."""
+    """Other divergences and top-k, by autograd: more passes over a chunk, the same memory bound."""
     with torch.enable_grad():
         leaf = logits.detach().requires_grad_()
         kl = (kl_per_token(leaf) * weights).sum()

@@ -1,6 +1,7 @@
 """Losses of a stage on the last hidden states of teacher and students."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,7 +10,7 @@ from evalsuite.distill.objectives.cuda_streams import SideStreams
 from evalsuite.distill.objectives.forward import hidden_states, read_out
 from evalsuite.distill.objectives.kl_and_cross_entropy import LossTokens
 from evalsuite.distill.objectives.top_tokens import TopTokens
-from evalsuite.distill.types import CausalLM, MicroBatch
+from evalsuite.distill.types import CausalLM, MicroBatch, Rollouts
 from evalsuite.models.decoder.head import LanguageModelHead
 
 TEACHER_STREAM = 0
@@ -44,6 +45,10 @@ class OutputLosses:
 
     def backward(self, batch: MicroBatch, num_loss_tokens: int) -> None:
         """A loss token has its weight over `num_loss_tokens`."""
+        self._losses += self._run(batch, num_loss_tokens, self._students)
+
+    def _run(self, batch: MicroBatch, num_loss_tokens: float, students: Sequence[CausalLM]) -> Tensor:
+        """Add gradients of these students; return their losses [students, columns]."""
         teacher_hidden = teacher_head = None
         streams = SideStreams(1 + self._concurrent, batch.input_ids.device)
         if self._teacher is not None:
@@ -66,14 +71,51 @@ class OutputLosses:
             return self._loss_columns(tokens)
 
         rows = []
-        for number, student in enumerate(self._students):
+        for number, student in enumerate(students):
             with streams.fork(1 + number % self._concurrent):
                 columns = read_out(student, batch, loss)
                 columns[0].backward()
                 rows.append(torch.stack([column.detach() for column in columns]))
         streams.join()
-        self._losses += torch.stack(rows)
+        return torch.stack(rows)
 
     def reduce(self, all_reduce: Callable[[Tensor], None]) -> tuple[Tensor, None]:
         """Gradients are final."""
         return self._losses.clone(), None
+
+
+class OnPolicyLosses(OutputLosses):
+    """`RolloutLosses` of a stage: (1 − share) · divergence a token of the data + share · that of rollouts.
+
+    What a student wrote is read by it once more, and by the teacher (GKD, arXiv 2306.13649): gradients flow
+    through these forward passes, and not through the choice of tokens, so that they are no policy gradients.
+
+    Args:
+        loss_columns: loss and divergence.
+        share: weight of the rollouts, 0 to 1.
+        arguments: those of `OutputLosses`.
+    """
+
+    def __init__(
+        self, loss_columns: Callable[[LossTokens], Sequence[Tensor]], share: float, *arguments: Any
+    ) -> None:
+        super().__init__(loss_columns, *arguments)
+        self._share = share
+
+    def backward(self, batch: MicroBatch, num_loss_tokens: int) -> None:
+        """A loss token has its weight over `num_loss_tokens`, those of the data."""
+        found = self._run(batch, num_loss_tokens / (1 - self._share), self._students)
+        self._losses[:, 0] += found[:, 0]
+        self._losses[:, 1] += found[:, 1] / (1 - self._share)
+
+    def backward_rollouts(self, rollouts: Sequence[Rollouts]) -> None:
+        """Each student runs on its own, and the teacher on those of all students."""
+        for row, student, written in zip(self._losses, self._students, rollouts, strict=True):
+            for batch in written.micro_batches:
+                weighted = written.num_tokens / self._share
+                (found,) = self._run(batch.to(row.device), weighted, [student])
+                row[0] += found[0]
+                row[2] += found[1] / self._share
+            row[3] = written.num_tokens / max(1, written.count)
+            row[4] = 1 - written.truncated / max(1, written.count)
+            row[5] = written.truncated

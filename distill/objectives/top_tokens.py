@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from evalsuite.distill.objectives.divergences import divergence
 from evalsuite.distill.recipe.config import LossConfig
 
 
@@ -46,15 +47,13 @@ def top_tokens(logits: Tensor, k: int, temperature: float = 1.0) -> TopTokens:
 
 
 def top_kl(student: Tensor, top: TopTokens, config: LossConfig) -> Tensor:
-    """KL of each token times temperature² [N], from the student's logits [N, V]; differentiable."""
+    """Divergence of each token times temperature² [N], from the student's logits [N, V]; differentiable."""
     student = student / config.temperature
     if config.tail == "renormalize":
         log_s, log_t = student.gather(-1, top.ids).log_softmax(-1), top.log_probs[:, :-1].log_softmax(-1)
     else:
         log_s, log_t = _with_bucket(student, top.ids), top.log_probs
-    if config.direction == "reverse":
-        log_s, log_t = log_t, log_s
-    return (log_t.exp() * (log_t - log_s)).sum(-1) * config.temperature**2
+    return divergence(log_t, log_s, config) * config.temperature**2
 
 
 def bucket_loss_and_gradient(

@@ -43,15 +43,25 @@ class LossConfig(Strict):
     kl: float = Field(default=1.0, ge=0)
     temperature: float = Field(default=1.0, gt=0)
     """Softmax temperature of both distributions in the KL; its gradient is scaled by temperature²."""
-    direction: Literal["forward", "reverse"] = "forward"
-    """forward: KL(teacher ‖ student); reverse: KL(student ‖ teacher)."""
+    direction: Literal["forward", "reverse", "jsd"] = "forward"
+    """forward: KL(teacher ‖ student); reverse: KL(student ‖ teacher); jsd: the generalized Jensen-Shannon
+    divergence β KL(teacher ‖ m) + (1 − β) KL(student ‖ m), m = β teacher + (1 − β) student."""
+    beta: float | None = Field(default=None, gt=0, lt=1)
+    """β of jsd; default: 0.5."""
     top_k: int | None = Field(default=None, ge=1)
     """Restrict the KL to the teacher's K most likely tokens; default: the whole vocabulary."""
     tail: Literal["renormalize", "bucket"] = "renormalize"
     """With top_k: drop the other tokens and renormalize, or treat them as one additional outcome."""
 
+    @property
+    def jsd_beta(self) -> float:
+        """β of jsd."""
+        return 0.5 if self.beta is None else self.beta
+
     @model_validator(mode="after")
     def _nonzero(self) -> "LossConfig":
+        if self.beta is not None and self.direction != "jsd":
+            raise ValueError(f"'beta' is that of 'direction: jsd', not of {self.direction}")
         if self.ce == 0 and self.kl == 0:
             raise ValueError("'ce' and 'kl' are both 0, so nothing would be learned")
         if self.ce == 0 and self.ce_tokens != "all":

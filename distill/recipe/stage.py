@@ -109,6 +109,11 @@ class Stage(StrictUnion):
         return None
 
     @property
+    def num_rollouts(self) -> int:
+        """Sequences of each step that students write themselves, from prompts of the data."""
+        return 0
+
+    @property
     def loads_teacher(self) -> bool:
         """Whether training needs the teacher's weights."""
         return self.needs_teacher and self.store is None

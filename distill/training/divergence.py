@@ -69,7 +69,7 @@ class DivergenceStop:
         tensors = {
             name: tensor.cpu().contiguous()
             for name in ("input_ids", "labels", "loss_indices", "position_ids", "cu_seqlens")
-            if (tensor := getattr(step.batch, name)) is not None
+            if (tensor := getattr(step.batch, name, None)) is not None
         }
         write_bytes(path, save(tensors))
         advice = (

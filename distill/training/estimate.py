@@ -193,6 +193,9 @@ def stage_memory(
             # In fp32, weights are the master weights; FSDP casts shards as it gathers them.
             total += 4 * trained + width * (held - trained)
         total += (4 + states) * trained
+        if stage.num_rollouts:
+            # The copy that generates (see `training.rollouts`).
+            total += width * student.num_params
     total /= shards
     if shards > 1:
         models = [*students, *([] if present is None else [present])]

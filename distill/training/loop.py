@@ -71,11 +71,13 @@ class Step:
     Args:
         number: steps of the stage before it.
         tokens: trained on in the whole run, including this step.
-        batch: its first micro-batch.
+        batch: its first micro-batch, if it has any.
         columns: name → values [students], on the device; empty in a process without students.
     """
 
-    def __init__(self, number: int, tokens: int, batch: MicroBatch, columns: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self, number: int, tokens: int, batch: MicroBatch | None, columns: Mapping[str, Tensor]
+    ) -> None:
         self.number, self.tokens, self.batch = number, tokens, batch
         self.measured: list[dict[str, float]] = []
         """Further values, per student; empty if there are none."""
@@ -162,7 +164,7 @@ class StageLoop:
         progress = self.train_state.progress
         columns = self.train_step(batch, progress.step)
         progress.add_step(self.stage.name, batch)
-        step = Step(progress.step - 1, progress.total_tokens, batch.micro_batches[0], columns)
+        step = Step(progress.step - 1, progress.total_tokens, batch.first, columns)
         self._log_launched()
         self._launched = step
         return step

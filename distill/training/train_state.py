@@ -32,6 +32,9 @@ class Progress:
     stores: dict[str, str] = field(default_factory=dict)
     """Stage → `TeacherStore.id` of what it is trained with."""
 
+    rollouts: dict[str, Any] = field(default_factory=dict)
+    """Student → what it wrote for several steps (see `RolloutWriter`)."""
+
     @property
     def total_tokens(self) -> int:
         """Tokens trained on so far, over all stages."""
@@ -51,7 +54,7 @@ class Progress:
     def end_stage(self) -> None:
         """Go on to the next stage."""
         self.sources = self.current_sources
-        self.stage, self.step, self.data = self.stage + 1, 0, None
+        self.stage, self.step, self.data, self.rollouts = self.stage + 1, 0, None, {}
 
 
 class TrainState:

@@ -28,7 +28,8 @@ from evalsuite.distill.training.optim import (
     skip_unless_finite,
     state_tensors,
 )
-from evalsuite.distill.types import CausalLM, GlobalBatch, MicroBatch
+from evalsuite.distill.types import CausalLM, GlobalBatch, MicroBatch, RolloutLosses
+from evalsuite.foundation import ConfigError
 
 _log = logging.getLogger("evalsuite")
 
@@ -230,8 +231,16 @@ class TrainStep:
         # A masked batch can contain no loss tokens; clamp the denominator so that the gradient is zero, not
         # NaN.
         num_loss_tokens = max(1, batch.num_loss_tokens)
+        if self._stage.num_rollouts and not batch.rollouts:
+            raise ConfigError(
+                f"stage '{self._stage.name}': objective {self._stage.objective} trains on what students "
+                "write, which only `evalsuite distill` does; use objective kd here"
+            )
         for micro_batch in batch.micro_batches:
             self._run(micro_batch.to(self._process_group.device), num_loss_tokens)
+        if batch.rollouts:
+            assert isinstance(self._losses, RolloutLosses)
+            self._losses.backward_rollouts(batch.rollouts)
         losses, factors = self._losses.reduce(self._process_group.all_reduce)
         if factors is not None:
             for train_state in self._train_states:
@@ -257,8 +266,8 @@ class TrainStep:
     def trial(self, batch: GlobalBatch) -> None:
         """Run forward and backward of the first micro-batch eagerly, for what they launch; the next step
         discards losses and gradients."""
-        micro_batch = batch.micro_batches[0].to(self._process_group.device)
-        self._losses.backward(micro_batch, max(1, batch.num_loss_tokens))
+        for micro_batch in batch.micro_batches[:1]:
+            self._losses.backward(micro_batch.to(self._process_group.device), max(1, batch.num_loss_tokens))
 
     def _run(self, batch: MicroBatch, num_loss_tokens: int) -> None:
         """Run one micro-batch: eagerly, or by capturing and replaying a CUDA graph."""

@@ -23,7 +23,7 @@ from evalsuite.distill.data.loader import DataSources, StageDataLoader, prefetch
 from evalsuite.distill.data.responses import generate_responses
 from evalsuite.distill.data.teacher_store import Targets, TeacherStore
 from evalsuite.distill.data.workers import default_num_workers
-from evalsuite.distill.objectives.end_to_end import KnowledgeDistillation
+from evalsuite.distill.objectives.end_to_end import KnowledgeDistillation, OnPolicyDistillation
 from evalsuite.distill.objectives.forward import set_attention
 from evalsuite.distill.recipe import Recipe
 from evalsuite.distill.recipe.stage import Stage
@@ -55,6 +55,7 @@ from evalsuite.distill.training.loop import (
     TrainingError,
 )
 from evalsuite.distill.training.metrics import GpuUsage, MetricsLogger, truncate_metrics
+from evalsuite.distill.training.rollouts import RolloutWriter
 from evalsuite.distill.training.run_folder import (
     STATE,
     branch_run,
@@ -380,15 +381,37 @@ class Trainer:
             world_size=process_group.world_size,
             pin_memory=process_group.device.type == "cuda",
             targets=targets,
+            with_prompts=True,
         )
+        rollouts = self._rollouts(stage)
         remaining = islice(loader, stage.steps - progress.step)
         for index, batch in enumerate(prefetch(remaining, collective=process_group.world_size > 1)):
+            if rollouts is not None:
+                batch = rollouts.add(batch, progress.step)
             if index == 0:
                 with clock.paused():
                     self.compilation.compile(partial(train_step.trial, batch), process_group.barrier)
             yield batch
             if index == 0:
                 self.compilation.save_timings()
+
+    def _rollouts(self, stage: Stage) -> RolloutWriter | None:
+        """What lets students write sequences of a stage; None if they do not.
+
+        Raises:
+            ConfigError: there are several processes, or a student cannot generate.
+        """
+        if not stage.num_rollouts:
+            return None
+        assert isinstance(stage, OnPolicyDistillation)
+        if self.process_group.world_size > 1:
+            raise ConfigError(
+                f"stage '{stage.name}': objective on_policy trains in one process, and this run has "
+                f"{self.process_group.world_size}; start it without torchrun, or set rollout_share: 0"
+            )
+        students = {student.label: student.model for student in self.students}
+        saved = {} if stage.rollout_every == 1 else self.progress.rollouts
+        return RolloutWriter(stage, students, self.models.tokenizer, self.recipe.seed, saved)
 
     def _targets(self, stage: Stage) -> Targets | None:
         """What reads the teacher's output on a stage's sequences from its store; None without one.

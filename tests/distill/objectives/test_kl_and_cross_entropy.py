@@ -27,6 +27,9 @@ CONFIGS = [
     LossConfig(top_k=3, tail="bucket", temperature=2.0, ce=0.7),
     LossConfig(top_k=4, tail="bucket", direction="reverse", ce=0.3),
     LossConfig(top_k=4, direction="reverse"),
+    LossConfig(direction="jsd", ce=0.5),
+    LossConfig(direction="jsd", beta=0.1, temperature=2.0),
+    LossConfig(direction="jsd", beta=0.9, top_k=4, tail="bucket"),
     LossConfig(ce=0.5, ce_tokens="teacher_right"),
     LossConfig(ce=0.5, ce_tokens="teacher_right", kl=0.0),
     LossConfig(ce=0.5, ce_tokens="teacher_right", direction="reverse"),
@@ -34,7 +37,7 @@ CONFIGS = [
 
 
 def name(config: LossConfig) -> str:
-    form = (config.ce_tokens, config.direction, config.top_k, config.tail)
+    form = (config.ce_tokens, config.direction, config.beta, config.top_k, config.tail)
     return "-".join(f"{value}" for value in (config.ce, config.kl, config.temperature, *form))
 
 
@@ -74,8 +77,22 @@ def expected_kl(student, teacher, config):
             else:
                 log_s = [*log_s[top], logsumexp(log_s[rest])]
                 log_t = [*log_t[top], logsumexp(log_t[rest])]
-        p, q = (log_t, log_s) if config.direction == "forward" else (log_s, log_t)
-        out.append(sum(math.exp(p_i) * (p_i - q_i) for p_i, q_i in zip(p, q, strict=True)))
+        beta = config.jsd_beta
+        m = [
+            math.log(beta * math.exp(a) + (1 - beta) * math.exp(b)) for a, b in zip(log_t, log_s, strict=True)
+        ]
+        parts = {
+            "forward": [(1, log_t, log_s)],
+            "reverse": [(1, log_s, log_t)],
+            "jsd": [(beta, log_t, m), (1 - beta, log_s, m)],
+        }
+        out.append(
+            sum(
+                weight * math.exp(p_i) * (p_i - q_i)
+                for weight, p, q in parts[config.direction]
+                for p_i, q_i in zip(p, q, strict=True)
+            )
+        )
     return torch.tensor(out, dtype=torch.float64) * config.temperature**2
 
 
@@ -106,6 +123,20 @@ def test_the_most_likely_tokens_are_all_that_is_read_of_the_teacher(tensors, con
     expected = fused_linear_distillation(**tensors, config=config)
     found = fused_linear_distillation(**tensors, config=config, chunk_size=3, top=top)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
+
+
+def test_limits_of_jsd():
+    """Divided by β, or by 1 − β, it tends to the two KLs; for β = ½ it is symmetric and at most log 2."""
+    student, teacher = torch.randn(2, 9, V, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+    def jsd(beta, first=student, second=teacher):
+        return kd_per_token(first, second, LossConfig(direction="jsd", beta=beta))
+
+    for small, beta, direction in ((1e-6, 1e-6, "forward"), (1e-6, 1 - 1e-6, "reverse")):
+        expected = kd_per_token(student, teacher, LossConfig(direction=direction))
+        torch.testing.assert_close(jsd(beta) / small, expected, rtol=1e-3, atol=1e-6)
+    torch.testing.assert_close(jsd(0.5), jsd(0.5, teacher, student))
+    assert (jsd(0.5) <= math.log(2)).all()
 
 
 @pytest.mark.parametrize("k", [1, 4, 8])

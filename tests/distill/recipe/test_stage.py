@@ -26,8 +26,8 @@ from tests.test_rooms import ROOT, imports
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("stage.mixer.loss.kl=2", r"unknown key 'stages.0.loss': it applies to objective kd or kd_batch"),
-        ("stage.mixer.backbone_lr=1", r"'stages.0.backbone_lr': it applies to objective kd or sft or"),
+        ("stage.mixer.loss.kl=2", r"unknown key 'stages.0.loss': it applies to objective kd or on_policy or"),
+        ("stage.mixer.backbone_lr=1", r"'stages.0.backbone_lr': it applies to objective kd or on_policy or"),
         ("stage.kd.alignment_loss={}", r"'stages.2.alignment_loss': it applies to objective attention"),
         ("stage.mixer.alignment_loss.matrix_norm=mse", r"unknown key 'stages.0.alignment_loss.matrix_norm'"),
         ("stage.mixer.alignment_loss.square=true", r"alignment_loss.square'; did you mean 'squared'"),
