@@ -69,23 +69,28 @@ def bucket_loss_and_gradient(
     """
     tau, k = config.temperature, top.ids.shape[1]
     logits = logits if tau == 1 else logits.div_(tau)
-    log_s = logits.sub_(logits.logsumexp(-1, keepdim=True))
     places, counted = labels.clamp(min=0)[:, None], weights.where(labels >= 0, 0)
-    ce_weights = counted * config.ce
-    top_s = log_s.gather(-1, top.ids)
-    ce = -(log_s.gather(-1, places)[:, 0] * counted).sum() if config.ce else log_s.new_zeros(())
-    s = log_s.exp_().scatter_(-1, top.ids, 0.0)
-    tail_s = s.sum(-1).clamp_(min=torch.finfo(s.dtype).tiny)
-    log_t = top.log_probs
-    log_outcomes = torch.cat([top_s, tail_s.log()[:, None]], -1)
-    kl = ((log_t.exp() * (log_t - log_outcomes)).sum(-1) * weights).sum() * tau**2
+    # Unnormalized: one exponential of each logit, which becomes its gradient.
+    z = logits.sub_(logits.amax(-1, keepdim=True))
+    top_z, label_z = z.gather(-1, top.ids), z.gather(-1, places)[:, 0]
+    e = z.exp_().scatter_(-1, top.ids, 0.0)
+    tail = e.sum(-1)
+    total = tail + top_z.exp().sum(-1)
+    log_total = total.log()
+    # A tail that underflows has no gradient of its own, and must not make that of others infinite.
+    log_tail = (tail / total).clamp_(min=torch.finfo(e.dtype).tiny).log()
+    log_s, log_t = torch.cat([top_z - log_total[:, None], log_tail[:, None]], -1), top.log_probs
+    p, s = log_t.exp(), log_s.exp()
+    ce = ((log_total - label_z) * counted).sum()
+    kl = ((p * (log_t - log_s)).sum(-1) * weights).sum() * tau**2
     # d KL / d logits has a factor 1 / τ, times the τ² that keeps its scale comparable with CE.
-    kl_weights = weights * (config.kl * tau)
-    p, top_s = log_t.exp(), top_s.exp()
-    s.mul_((kl_weights * (1 - p[:, k] / tail_s) + ce_weights)[:, None])
-    s.scatter_(-1, top.ids, kl_weights[:, None] * (top_s - p[:, :k]) + ce_weights[:, None] * top_s)
-    s.scatter_add_(-1, places, -ce_weights[:, None])
-    return ce, kl, s
+    kl_weights, ce_weights = weights * (config.kl * tau), counted * config.ce
+    outside = kl_weights * (1 - p[:, k] / s[:, k]) + ce_weights
+    inside = kl_weights[:, None] * (s - p)[:, :k] + ce_weights[:, None] * s[:, :k]
+    gradient = e.mul_((outside / total)[:, None]).scatter_(-1, top.ids, inside)
+    if config.ce:
+        gradient.scatter_add_(-1, places, -ce_weights[:, None])
+    return ce if config.ce else torch.zeros_like(ce), kl, gradient
 
 
 def _with_bucket(logits: Tensor, ids: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from scipy.special import log_softmax, logsumexp
 from torch.autograd import gradcheck
 
 from evalsuite.distill.objectives.kl_and_cross_entropy import kd_per_token
-from evalsuite.distill.objectives.top_tokens import top_tokens
+from evalsuite.distill.objectives.top_tokens import bucket_loss_and_gradient, top_tokens
 from evalsuite.distill.recipe.config import LossConfig
 from tests.distill.fused_distillation import fused_linear_distillation
 
@@ -137,6 +137,17 @@ def test_limits_of_jsd():
         torch.testing.assert_close(jsd(beta) / small, expected, rtol=1e-3, atol=1e-6)
     torch.testing.assert_close(jsd(0.5), jsd(0.5, teacher, student))
     assert (jsd(0.5) <= math.log(2)).all()
+
+
+@pytest.mark.parametrize("distance", [80.0, 95.0, 300.0])
+def test_a_student_without_a_tail_has_finite_gradients(distance):
+    """In float32 all but its most likely tokens underflow; the teacher has most of its mass there."""
+    logits = distance * (torch.arange(V) < 3).float()[None]
+    top = top_tokens(logits / 1e4, 3)
+    labels, weights = torch.zeros(1, dtype=torch.int64), torch.ones(1)
+    found = bucket_loss_and_gradient(logits, top, labels, weights, LossConfig(top_k=3, tail="bucket"))
+    assert all(each.isfinite().all() for each in found)
+    assert found[1] > 50
 
 
 @pytest.mark.parametrize("k", [1, 4, 8])
