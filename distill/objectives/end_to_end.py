@@ -149,7 +149,8 @@ class OnPolicyDistillation(EndToEndStage):
     """Divergence of both; no cross-entropy."""
     rollout_share: float = Field(default=0.5, ge=0, le=1)
     """Share of a batch's sequences that students write themselves, rounded to whole sequences, and weight of
-    their mean in the loss; the rest is data. Above 0, documents longer than a sequence are left out."""
+    their mean in the loss; the rest is data, to which token_weights apply. Above 0, documents longer than a
+    sequence are left out."""
     rollout_temperature: float = Field(default=1.0, ge=0)
     """Sampling temperature; 0 is greedy."""
     max_new_tokens: int = Field(default=128, ge=1)
@@ -206,6 +207,11 @@ class OnPolicyDistillation(EndToEndStage):
             raise ValueError(
                 "on_policy minimizes a divergence: a cross-entropy would train students on what they write; "
                 "set loss.ce: 0 and loss.kl above 0"
+            )
+        if self.rollout_share and not self.num_rollouts:
+            raise ValueError(
+                f"'rollout_share' ({self.rollout_share}) of 'batch_size' ({self.batch_size}) is less than "
+                "half a sequence; raise one of them, or set rollout_share: 0"
             )
         for field, needed in (("packing", "documents"), ("loss_mask", "completion")):
             if self.num_rollouts and getattr(self, field) != needed:

@@ -136,6 +136,7 @@ def distill(
         if waiting := _waiting_students(recipe, out):
             # What can be refused is refused before responses are generated and weights are read.
             tokenizer = check_recipe(resolve_checkpoints(recipe, out))
+            _check_processes(recipe, process_group.world_size)
             data = generate_responses(
                 recipe.data, recipe.teacher, out, process_group, read=recipe.sources_read, quiet=quiet
             )
@@ -159,6 +160,16 @@ def distill(
                     waiting = _waiting_students(recipe, out)
         _raise_if_diverged(recipe, out)
         return [out / label for label in recipe.labels]
+
+
+def _check_processes(recipe: Recipe, world_size: int) -> None:
+    """Raise ConfigError if a stage trains in one process only, and there are several."""
+    for stage in recipe.stages:
+        if stage.num_rollouts and world_size > 1:
+            raise ConfigError(
+                f"stage '{stage.name}': objective {stage.objective} trains in one process, and this run has "
+                f"{world_size}; start it without torchrun, or set rollout_share: 0"
+            )
 
 
 def _waiting_students(recipe: Recipe, out: Path) -> list[str]:
@@ -399,16 +410,11 @@ class Trainer:
         """What lets students write sequences of a stage; None if they do not.
 
         Raises:
-            ConfigError: there are several processes, or a student cannot generate.
+            ConfigError: a student cannot generate.
         """
         if not stage.num_rollouts:
             return None
         assert isinstance(stage, OnPolicyDistillation)
-        if self.process_group.world_size > 1:
-            raise ConfigError(
-                f"stage '{stage.name}': objective on_policy trains in one process, and this run has "
-                f"{self.process_group.world_size}; start it without torchrun, or set rollout_share: 0"
-            )
         students = {student.label: student.model for student in self.students}
         saved = {} if stage.rollout_every == 1 else self.progress.rollouts
         return RolloutWriter(stage, students, self.models.tokenizer, self.recipe.seed, saved)

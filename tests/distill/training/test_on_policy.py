@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from evalsuite.distill import Recipe, distill, dry_run
 from evalsuite.distill.objectives.end_to_end import OnPolicyDistillation
 from evalsuite.distill.recipe.config import CheckpointConfig
+from evalsuite.distill.training import trainer
 from evalsuite.distill.training.distributed import ProcessGroup
 from evalsuite.distill.training.loop import StageLoop
 from evalsuite.distill.training.rollouts import RolloutWriter, fitting
@@ -43,7 +44,7 @@ def logged(out: Path, student: str = "gla") -> list[dict[str, float]]:
 
 @pytest.mark.parametrize("loss", [{"direction": "jsd", "beta": 0.2}, {"direction": "reverse"}, {"top_k": 8}])
 def test_without_rollouts_it_is_kd_bit_by_bit(on_policy: Any, tmp_path: Path, loss: dict[str, Any]) -> None:
-    distill(on_policy(loss=loss, rollout_share=0.1), tmp_path / "a", quiet=True, device="cpu")
+    distill(on_policy(loss=loss, rollout_share=0.0), tmp_path / "a", quiet=True, device="cpu")
     distill(on_policy("kd", loss=loss), tmp_path / "b", quiet=True, device="cpu")
     for found, expected in zip(logged(tmp_path / "a"), logged(tmp_path / "b"), strict=True):
         assert (found["loss"], found["grad_norm"]) == (expected["loss"], expected["grad_norm"])
@@ -154,6 +155,7 @@ def test_other_trainers_refuse_it(written: Any, teacher: Any) -> None:
     [
         ({"rollout_share": 1.2}, "less than or equal to 1"),
         ({"rollout_share": -0.1}, "greater than or equal to 0"),
+        ({"rollout_share": 0.1}, "is less than half a sequence"),
         ({"max_new_tokens": 64}, "leaves no room for a prompt"),
         ({"packing": "concat"}, "'packing' must be documents"),
         ({"loss_mask": "full"}, "'loss_mask' must be completion"),
@@ -171,17 +173,26 @@ def test_what_cannot_be_continued_is_refused(
     on_policy: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = on_policy()
-    messages = {"prose": "no completions", "needles": "longer than a sequence of 64 tokens"}
+    messages = {
+        "prose": "no prompts that students could continue",
+        "needles": "longer than a sequence of 64 tokens",
+    }
     for text, message in messages.items():
         source = {"kind": "pocket", "mixture": {text: 1.0}, "max_haystack_tokens": 300}
         size = {"seq_len": 512, "tokens": 2048} if text == "prose" else {}
         changed = Recipe.model_validate({**on_policy(**size).model_dump(), "data": {"pocket": source}})
         with pytest.raises(DataError, match=message):
-            distill(changed, tmp_path / "a", quiet=True, device="cpu")
+            distill(changed, tmp_path / text, quiet=True, device="cpu")
     monkeypatch.setattr(structure, "unknown_structure", lambda *_: "its layers are unknown")
     with pytest.raises(ConfigError, match=r"'gla' cannot \(its layers are unknown\)"):
         distill(recipe, tmp_path / "b", quiet=True, device="cpu")
     monkeypatch.undo()
+
+
+def test_several_processes_are_refused(on_policy: Any) -> None:
+    trainer._check_processes(on_policy(rollout_share=0.0), 2)
+    with pytest.raises(ConfigError, match="trains in one process, and this run has 2"):
+        trainer._check_processes(on_policy(), 2)
 
 
 def test_the_estimate_counts_generation_and_the_copy(on_policy: Any) -> None:
