@@ -2,10 +2,11 @@
 
 Gating dynamics while a needle is read are an open question of arXiv 2504.14366. Every mixer is the recurrence
 
-    S_t = (I − β_t k_t k_tᵀ) D_t S_{t-1} + β_t k_t v_tᵀ        o_t = S_tᵀ q_t
+    S_t = (D_t − r_t a_tᵀ) S_{t-1} + k_t v_tᵀ        o_t = S_tᵀ q_t
 
-so one set of definitions serves all. The state is linear in the values: S_t = Σ_j P_{j→t} β_j k_j v_jᵀ with
-P_{j→t} = M_t ⋯ M_{j+1} and M = (I − β k kᵀ) D. What a state holds of some tokens is therefore the state of
+(under the delta rule with β k kᵀ D in the place of r aᵀ and β k in that of k), so one set of definitions
+serves all. The state is linear in the values: S_t = Σ_j P_{j→t} k_j v_jᵀ with P_{j→t} = M_t ⋯ M_{j+1} and
+M = D − r aᵀ. What a state holds of some tokens is therefore the state of
 the same recurrence with all other values set to zero, whatever decays or is overwritten. The column of ones
 that a normalizer adds to the values is left out throughout.
 
@@ -105,7 +106,7 @@ def effective_rank(state: Tensor) -> Tensor:
 
 
 def readout_weights(inputs: RecurrenceInputs, positions: Tensor) -> Tensor:
-    """Weights A_tj = q_tᵀ P_{j→t} β_j k_j with which the output at t reads the value of token j.
+    """Weights A_tj = q_tᵀ P_{j→t} k_j with which the output at t reads the value of token j.
 
     The rows of the recurrence's attention matrix (the hidden attention of arXiv 2403.01590) at some
     positions only, as derivatives of outputs by values: memory grows with T, not T².
@@ -120,7 +121,7 @@ def readout_weights(inputs: RecurrenceInputs, positions: Tensor) -> Tensor:
     """
     rows, length, heads, _ = inputs.k.shape
     queries = positions.shape[1]
-    beta, log_decay = inputs.beta, inputs.log_decay
+    beta, log_decay, erase = inputs.beta, inputs.log_decay, inputs.erase
     with torch.enable_grad():
         # Channel i of the values belongs to query i alone, so that one backward pass yields all rows.
         values = torch.zeros(rows, length, heads, queries, device=inputs.k.device, requires_grad=True)
@@ -131,6 +132,7 @@ def readout_weights(inputs: RecurrenceInputs, positions: Tensor) -> Tensor:
                 values,
                 log_decay=None if log_decay is None else log_decay.detach().float(),
                 beta=None if beta is None else beta.detach().float(),
+                erase=None if erase is None else erase.map(lambda x: x.detach().float()),
             )
         )
         picked = out.gather(1, positions[:, None, None, :].expand(rows, 1, heads, queries))
@@ -170,4 +172,5 @@ def _tokens(inputs: RecurrenceInputs, places: Tensor) -> RecurrenceInputs:
         v=take(inputs.v),
         log_decay=decay if decay is None or decay.dim() == 1 else take(decay),
         beta=None if inputs.beta is None else take(inputs.beta),
+        erase=None if inputs.erase is None else inputs.erase.map(take),
     )

@@ -25,7 +25,7 @@ from evalsuite.cli.exit_codes import guarded
 from evalsuite.cli.parser import Parser
 from evalsuite.foundation import MissingDependencyError, append_jsonl
 from evalsuite.models.ops import packages, tuning
-from evalsuite.models.ops.recurrence import RecurrenceInputs, compute_recurrence, fla_backend
+from evalsuite.models.ops.recurrence import Erase, RecurrenceInputs, compute_recurrence, fla_backend
 from evalsuite.models.ops.recurrence.chunked import chunked
 from evalsuite.models.ops.recurrence.inputs import DecayShape
 
@@ -39,13 +39,22 @@ MAX_ERROR = {torch.bfloat16: 1e-2, torch.float32: 1e-3}
 """Largest relative error."""
 
 
+def inputs_of(read: Tensor | None = None, along: Tensor | None = None, **others: Any) -> RecurrenceInputs:
+    """`RecurrenceInputs` of tensors by name, those of `Erase` among them."""
+    return RecurrenceInputs(**others, erase=None if read is None else Erase(read, along))
+
+
 def recurrence(q: Tensor, k: Tensor, v: Tensor, **others: Any) -> tuple[Tensor, Tensor]:
-    """`compute_recurrence` of these inputs; see `RecurrenceInputs`."""
-    return compute_recurrence(RecurrenceInputs(q, k, v, **others))
+    """`compute_recurrence` of these inputs; see `inputs_of`."""
+    return compute_recurrence(inputs_of(q=q, k=k, v=v, **others))
+
+
+RULES = ("additive", "delta", "generalized", "two keys")
+"""Rules of the recurrence; the last removes along keys apart from those of the writes."""
 
 
 def draw_case(
-    decay: DecayShape, delta: bool, *, dtype: torch.dtype, width: int, length: int, packed: bool, device: str
+    decay: DecayShape, rule: str, *, dtype: torch.dtype, width: int, length: int, packed: bool, device: str
 ) -> tuple[dict[str, Tensor], dict[str, Any], tuple[Tensor, Tensor]]:
     """Draw inputs like a mixer's: unit queries and keys, decays near one, a non-zero initial state.
 
@@ -70,10 +79,14 @@ def draw_case(
         others["log_decay"] = None
     else:
         leaves["log_decay"] = functional.logsigmoid(normal(*shape[: 3 if decay == "scalar" else 4]) + 3)
-    if delta:
+    if rule == "delta":
         leaves["beta"] = torch.sigmoid(normal(*shape[:3]))
-    else:
-        others["beta"] = None
+    if rule in ("generalized", "two keys"):
+        leaves["read"] = (functional.normalize(normal(*shape), dim=-1) * torch.sigmoid(normal(*shape))).to(
+            dtype
+        )
+    if rule == "two keys":
+        leaves["along"] = leaves["read"] * torch.sigmoid(normal(*shape)).to(dtype)
     leaves["initial_state"] = normal(sequences, HEADS, width, width) * 0.1
     weights = normal(*shape), normal(sequences, HEADS, width, width) * 0.1
     return leaves, others, weights
@@ -86,7 +99,7 @@ def relative_errors(
     results = []
     for op in (candidate, chunked):
         inputs: dict[str, Any] = {n: x.detach().clone().requires_grad_() for n, x in leaves.items()}
-        o, state = op(RecurrenceInputs(**inputs, **others))
+        o, state = op(inputs_of(**inputs, **others))
         ((o.float() * weights[0]).sum() + (state * weights[1]).sum()).backward()
         found: dict[str, Tensor] = {"o": o.detach(), "state": state.detach()}
         for name, x in inputs.items():
@@ -120,7 +133,8 @@ def max_errors(
         tuning.install()
     worst: dict[str, float] = {}
     for length, packed in itertools.product(lengths, (False, True)):
-        case = draw_case(decay, delta, dtype=dtype, width=width, length=length, packed=packed, device="cuda")
+        rule = "delta" if delta else "additive"
+        case = draw_case(decay, rule, dtype=dtype, width=width, length=length, packed=packed, device="cuda")
         for name, error in relative_errors(partial(fla_backend.run, kernel), *case).items():
             if not math.isfinite(error):
                 raise FloatingPointError(f"{name} is not finite at T = {length}, packed = {packed}")

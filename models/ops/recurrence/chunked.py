@@ -10,6 +10,13 @@ With the delta rule, the writes of a chunk solve one unit lower triangular syste
 
     u_t = β_t (v_t − (e^{G_t} ⊙ k_t)ᵀ S − Σ_{j<t} ⟨k_t, k_j⟩_{G_t−G_j} u_j)
 
+Under the generalized delta rule the reads x_t = a_tᵀ S_{t-1} solve such a system:
+
+    x_t = (e^{G_{t−1}} ⊙ a_t)ᵀ S + Σ_{j<t} ⟨a_t, k_j⟩_{G_{t−1}−G_j} v_j − Σ_{j<t} ⟨a_t, r_j⟩_{G_{t−1}−G_j} x_j
+
+With r = k the writes u = v − x solve it at once. Otherwise a token has two keys, k that writes v and r that
+writes −x. As a_t reads what q_{t−1} would, both share their decays: a is shifted by one token.
+
 Chunks are laid out by step: all first chunks of the sequences, then all second chunks, and so on. With
 sequences sorted by length, the chunks of one step are one slice, and the sequences that have a chunk at that
 step are the first rows of the state. Packed sequences and rows of equal length therefore share one code path,
@@ -26,7 +33,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from evalsuite.models.ops.numerics import next_power_of_2
-from evalsuite.models.ops.recurrence.inputs import RecurrenceInputs
+from evalsuite.models.ops.recurrence.inputs import Erase, RecurrenceInputs
 
 MAX_CHUNK_SIZE = 64
 """Work inside chunks grows with the chunk size and work between chunks shrinks; they balance near the head
@@ -60,7 +67,8 @@ def chunked(inputs: RecurrenceInputs, chunk_size: int | None = None) -> tuple[Te
         if (log_decay := inputs.decay_per_token) is not None:
             cumulative_decay = layout.chunk(log_decay.to(dtype)).cumsum(2)
         betas = None if inputs.beta is None else layout.chunk(inputs.beta.to(dtype))
-        out, state = _run_chunks(layout, queries, keys, values, cumulative_decay, betas, state)
+        erase = None if inputs.erase is None else inputs.erase.map(lambda x: layout.chunk(x.to(dtype)))
+        out, state = _run_chunks(layout, queries, keys, values, cumulative_decay, betas, erase, state)
         return layout.unchunk(out).to(v.dtype), state
 
 
@@ -140,9 +148,12 @@ def _run_chunks(
     v: Tensor,
     cumulative_decay: Tensor | None,
     beta: Tensor | None,
+    erase: Erase | None,
     state: Tensor,
 ) -> tuple[Tensor, Tensor]:
     """Run the recurrence on chunks [M, H, C, …], with the cumulative log decay [M, H, C] or [M, H, C, K]."""
+    if erase is not None:
+        return _run_erasing_chunks(layout, q, k, v, cumulative_decay, erase, state)
     scores, strict = scores_in_chunk(q, k, cumulative_decay, beta)
     q_in, k_in, k_out, carry = q, k, k, None
     if cumulative_decay is not None:
@@ -161,6 +172,64 @@ def _run_chunks(
     return scores @ writes + q_in @ before, state
 
 
+def _run_erasing_chunks(
+    layout: ChunkLayout,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cumulative_decay: Tensor | None,
+    erase: Erase,
+    state: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """`_run_chunks` under the generalized delta rule."""
+    keys = k if erase.along is None else torch.cat([k, erase.along], -2)
+    q_in, a_in, keys_out, carry = q, erase.read, keys, None
+    if cumulative_decay is not None:
+        log_decay = cumulative_decay if cumulative_decay.dim() == 4 else cumulative_decay.unsqueeze(-1)
+        end = log_decay[:, :, -1:]
+        decay, to_end = log_decay.exp(), (end - log_decay).exp()
+        q_in, a_in = q * decay, erase.read * _next_row(decay, first=1.0)
+        keys_out = keys * (to_end if erase.along is None else torch.cat([to_end, to_end], -2))
+        carry = end.exp().transpose(-1, -2)
+    scores, by_key, strict = erasing_scores(q, k, cumulative_decay, erase)
+    values = v if erase.along is None else by_key @ v
+    solved = torch.linalg.solve_triangular(
+        strict, torch.cat([values, a_in], -1), upper=False, unitriangular=True
+    )
+    writes, reads = solved.split([v.shape[-1], k.shape[-1]], -1)
+    if erase.along is not None:
+        writes, reads = torch.cat([v, -writes], -2), torch.cat([torch.zeros_like(reads), reads], -2)
+    before, writes, state = _carry_state(layout, keys_out.transpose(-1, -2), writes, reads, carry, state)
+    return scores @ writes + q_in @ before, state
+
+
+def erasing_scores(
+    q: Tensor, k: Tensor, cumulative_decay: Tensor | None, erase: Erase
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute the decayed scores of a chunk under the generalized delta rule.
+
+    Args:
+        q: [M, H, C, K] scaled queries; k: [M, H, C, K] keys; `erase` likewise.
+        cumulative_decay: cumulative log decay [M, H, C] or [M, H, C, K], or None.
+
+    Returns:
+        Of queries with keys (and after them with r, if it is not k), for j ≤ t: [M, H, C, C or 2 C]; and of
+        a with keys and with r, strictly lower, each [M, H, C, C].
+    """
+    rows = torch.stack([q, functional.pad(erase.read[..., 1:, :], [0, 0, 0, 1])])
+    scores = decayed_scores(rows, k, cumulative_decay)
+    by_key = by_along = _next_row(scores[1])
+    if erase.along is None:
+        return scores[0], by_key, by_along
+    others = decayed_scores(rows, erase.along, cumulative_decay)
+    return torch.cat([scores[0], others[0]], -1), by_key, _next_row(others[1])
+
+
+def _next_row(x: Tensor, first: float = 0.0) -> Tensor:
+    """[…, C, D] moved down by one row, with `first` in the first."""
+    return functional.pad(x[..., :-1, :], [0, 0, 1, 0], value=first)
+
+
 def scores_in_chunk(
     q: Tensor, k: Tensor, cumulative_decay: Tensor | None, beta: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
@@ -175,20 +244,24 @@ def scores_in_chunk(
         ⟨q_t, k_j⟩ decayed from j to t for j ≤ t (else 0), [M, H, C, C]; and with the delta rule the
         strictly lower β_t ⟨k_t, k_j⟩ decayed likewise.
     """
-    size = k.shape[2]
-    rows = q.unsqueeze(0) if beta is None else torch.stack([q, k])
-    if cumulative_decay is not None and cumulative_decay.dim() == 4:
-        scores = _channel_scores(rows, k, cumulative_decay)
-    elif cumulative_decay is not None:
-        future = torch.ones(size, size, dtype=torch.bool, device=k.device).triu(1)
-        span = cumulative_decay.unsqueeze(-1) - cumulative_decay.unsqueeze(-2)
-        scores = (rows @ k.transpose(-1, -2)) * span.masked_fill(future, -torch.inf).exp()
-    else:
-        scores = (rows @ k.transpose(-1, -2)).tril()
+    scores = decayed_scores(q.unsqueeze(0) if beta is None else torch.stack([q, k]), k, cumulative_decay)
     if beta is None:
         return scores.squeeze(0), None
     query_scores, key_scores = scores.unbind()
     return query_scores, key_scores.tril(-1) * beta.unsqueeze(-1)
+
+
+def decayed_scores(rows: Tensor, k: Tensor, cumulative_decay: Tensor | None) -> Tensor:
+    """⟨r_t, k_j⟩ decayed from j to t for j ≤ t (else 0), of rows [R, M, H, C, K]: [R, M, H, C, C]."""
+    if cumulative_decay is not None and cumulative_decay.dim() == 4:
+        return _channel_scores(rows, k, cumulative_decay)
+    scores = rows @ k.transpose(-1, -2)
+    if cumulative_decay is None:
+        return scores.tril()
+    size = k.shape[2]
+    future = torch.ones(size, size, dtype=torch.bool, device=k.device).triu(1)
+    span = cumulative_decay.unsqueeze(-1) - cumulative_decay.unsqueeze(-2)
+    return scores * span.masked_fill(future, -torch.inf).exp()
 
 
 def _channel_scores(rows: Tensor, k: Tensor, cumulative_decay: Tensor) -> Tensor:
@@ -232,9 +305,10 @@ def _carry_state(
     """Carry the state over the chunks.
 
     Args:
-        k: keys [M, H, K, C].
-        writes: [M, H, C, V]; with the delta rule those for an empty initial state.
-        reads: correction of the delta rule's writes per unit of state [M, H, C, K]; None: the additive rule.
+        k: keys [M, H, K, C]; C is twice the chunk size if tokens have two keys.
+        writes: [M, H, C, V]; with both delta rules those for an empty initial state.
+        reads: correction of the writes of both delta rules per unit of state [M, H, C, K]; None: the additive
+            rule.
         carry: decay over each chunk [M, H, K or 1, 1].
 
     Returns:

@@ -22,10 +22,10 @@ ELEMENTS_PER_WARP = 2048
 @keep_compiled
 @triton.jit(do_not_specialize=["length", "heads"])
 def _recurrent_kernel(  # type: ignore[no-untyped-def]
-    q, k, v, log_decay, beta, mask, slots, initial, final, out, length, heads, state_row, scale,
+    q, k, v, log_decay, beta, along, mask, slots, initial, final, out, length, heads, state_row, scale,
     KEY_WIDTH: tl.constexpr, KEY_BLOCK: tl.constexpr, VALUE_WIDTH: tl.constexpr, VALUE_BLOCK: tl.constexpr,
-    DECAY: tl.constexpr, DELTA: tl.constexpr, HAS_STATE: tl.constexpr, HAS_MASK: tl.constexpr,
-    HAS_SLOTS: tl.constexpr, STORES: tl.constexpr,
+    DECAY: tl.constexpr, RULE: tl.constexpr, HAS_ALONG: tl.constexpr, HAS_STATE: tl.constexpr,
+    HAS_MASK: tl.constexpr, HAS_SLOTS: tl.constexpr, STORES: tl.constexpr,
 ):  # fmt: skip
     pair = tl.program_id(0).to(tl.int64)
     row, head = pair // heads, pair % heads
@@ -45,7 +45,12 @@ def _recurrent_kernel(  # type: ignore[no-untyped-def]
     k += first * KEY_WIDTH
     v += first * VALUE_WIDTH
     out += first * VALUE_WIDTH
-    beta += first
+    # The generalized delta rule has a in the place of β.
+    if RULE == "generalized delta rule":
+        beta += first * KEY_WIDTH
+        along += first * KEY_WIDTH
+    else:
+        beta += first
     if DECAY == "channel":
         log_decay += first * KEY_WIDTH
     elif DECAY == "scalar":
@@ -63,11 +68,19 @@ def _recurrent_kernel(  # type: ignore[no-untyped-def]
             query = tl.load(q + i, mask=known, other=0.0).to(tl.float32) * scale
             key = tl.load(k + i, mask=known, other=0.0).to(tl.float32)
             value = tl.load(v + j, mask=wanted, other=0.0).to(tl.float32)
+            if RULE == "generalized delta rule":
+                read = tl.load(beta + i, mask=known, other=0.0).to(tl.float32)
+                removed = tl.sum(state * read[:, None], 0)
+                if not HAS_ALONG:
+                    value -= removed
             if DECAY == "channel":
                 state *= tl.exp(tl.load(log_decay + i, mask=known, other=0.0).to(tl.float32))[:, None]
             elif DECAY != "none":
                 state *= tl.exp(tl.load(log_decay).to(tl.float32))
-            if DELTA:
+            if HAS_ALONG:
+                direction = tl.load(along + i, mask=known, other=0.0).to(tl.float32)
+                state -= direction[:, None] * removed[None, :]
+            if RULE == "delta rule":
                 value -= tl.sum(state * key[:, None], 0)
                 value *= tl.load(beta).to(tl.float32)
             state += key[:, None] * value[None, :]
@@ -77,7 +90,11 @@ def _recurrent_kernel(  # type: ignore[no-untyped-def]
         k += heads * KEY_WIDTH
         v += heads * VALUE_WIDTH
         out += heads * VALUE_WIDTH
-        beta += heads
+        if RULE == "generalized delta rule":
+            beta += heads * KEY_WIDTH
+            along += heads * KEY_WIDTH
+        else:
+            beta += heads
         if DECAY == "channel":
             log_decay += heads * KEY_WIDTH
         elif DECAY == "scalar":
@@ -88,7 +105,9 @@ def _recurrent_kernel(  # type: ignore[no-untyped-def]
 
 
 def recurrent(inputs: RecurrenceInputs) -> tuple[Tensor, Tensor]:
-    q, k, v, log_decay, beta = inputs.q, inputs.k, inputs.v, inputs.log_decay, inputs.beta
+    q, k, v, log_decay, beta, along = inputs.q, inputs.k, inputs.v, inputs.log_decay, inputs.beta, None
+    if inputs.erase is not None:
+        beta, along = inputs.erase.read, inputs.erase.along
     initial, token_mask, access = inputs.initial_state, inputs.token_mask, inputs.access
     rows, length, heads, key_width = k.shape
     value_width = v.shape[-1]
@@ -108,13 +127,15 @@ def recurrent(inputs: RecurrenceInputs) -> tuple[Tensor, Tensor]:
     _recurrent_kernel[(rows * heads, -(-value_width // VALUES))](
         q, k.contiguous(), v.contiguous(), q if log_decay is None else log_decay.contiguous(),
         q if beta is None else beta.contiguous(),
+        q if along is None else along.contiguous(),
         q if token_mask is None else token_mask.contiguous().view(torch.uint8),
         q if slots is None else slots.contiguous(),
         q if initial is None else initial,
         final, out, length, heads, (final if initial is None else initial).stride(0), inputs.scale,
         KEY_WIDTH=key_width, KEY_BLOCK=key_block, VALUE_WIDTH=value_width, VALUE_BLOCK=VALUES,
-        DECAY=inputs.decay_shape, DELTA=beta is not None, HAS_STATE=initial is not None,
-        HAS_MASK=token_mask is not None, HAS_SLOTS=slots is not None, STORES=not access.discards,
+        DECAY=inputs.decay_shape, RULE=inputs.rule, HAS_ALONG=along is not None,
+        HAS_STATE=initial is not None, HAS_MASK=token_mask is not None, HAS_SLOTS=slots is not None,
+        STORES=not access.discards,
         num_warps=max(1, key_block * VALUES // ELEMENTS_PER_WARP),
     )  # fmt: skip
     return out, final

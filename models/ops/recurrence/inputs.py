@@ -10,6 +10,7 @@ from torch import Tensor
 from evalsuite.foundation import ConfigError
 
 DecayShape = Literal["none", "head", "scalar", "channel"]
+Rule = Literal["additive", "delta rule", "generalized delta rule"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +34,34 @@ OWN = StateAccess()
 
 
 @dataclass(frozen=True, slots=True)
-class RecurrenceInputs:
-    """Arguments of S_t = (I − β_t k_t k_tᵀ) D_t S_{t-1} + β_t k_t v_tᵀ and o_t = scale · S_tᵀ q_t.
+class Erase:
+    """What a token removes from the state, apart from what it writes: r_t (a_tᵀ S_{t-1}).
 
-    The decay is applied before the correction (arXiv 2603.26556, Eq. 4). A backend is a function of them that
-    returns the outputs [B, T, H, V] in the dtype of `v`, and the final states [N, H, K, V] in `state_dtype`.
-    Backends other than `decode` take `plain` ones.
+    The state is read before its decay, so that a strong decay is never divided by. A rule that reads the
+    decayed state passes a ⊙ D, whose exponent is at most 0.
+    """
+
+    read: Tensor
+    """a, by which the state is read [B, T, H, K]."""
+    along: Tensor | None = None
+    """r, along which what was read is removed [B, T, H, K]; None: the key of the write."""
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> "Erase":
+        """The same with `change` of each tensor."""
+        return Erase(change(self.read), None if self.along is None else change(self.along))
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrenceInputs:
+    """Arguments of S_t = (D_t − r_t a_tᵀ) S_{t-1} + k_t v_tᵀ and o_t = scale · S_tᵀ q_t.
+
+    Without `erase` r is 0, the additive rule. With `beta` in its place the rule is the delta rule, with the
+    decay before the correction (arXiv 2603.26556, Eq. 4),
+
+        S_t = (I − β_t k_t k_tᵀ) D_t S_{t-1} + β_t k_t v_tᵀ
+
+    A backend is a function of them that returns the outputs [B, T, H, V] in the dtype of `v`, and the final
+    states [N, H, K, V] in `state_dtype`. Backends other than `decode` take `plain` ones.
     """
 
     q: Tensor
@@ -51,7 +74,7 @@ class RecurrenceInputs:
     """log D, at most 0: None (no decay), [H] (fixed per head), [B, T, H] (per head and token), or
     [B, T, H, K] (per channel and token)."""
     beta: Tensor | None = None
-    """Write strength of the delta rule [B, T, H]; None for the additive rule."""
+    """Write strength of the delta rule [B, T, H]; None for another rule."""
     scale: float = 1.0
     """Factor on the queries."""
     initial_state: Tensor | None = None
@@ -64,6 +87,15 @@ class RecurrenceInputs:
     access: StateAccess = OWN
     """Where the rows' states lie in `initial_state`, and whether final ones may be written over them. Slots
     are for rows without `cu_seqlens`; `initial_state` is then returned."""
+    erase: Erase | None = None
+    """What each token removes under the generalized delta rule; None for another rule."""
+
+    @property
+    def rule(self) -> Rule:
+        """How a token changes the decayed state."""
+        if self.erase is not None:
+            return "generalized delta rule"
+        return "additive" if self.beta is None else "delta rule"
 
     @property
     def decay_shape(self) -> DecayShape:
@@ -97,7 +129,10 @@ class RecurrenceInputs:
     @property
     def state_dtype(self) -> torch.dtype:
         """Dtype of the state: float32, or float64 if an input is float64."""
+        tensors: tuple[Tensor | None, ...]
         tensors = (self.q, self.k, self.v, self.log_decay, self.beta, self.initial_state)
+        if self.erase is not None:
+            tensors += (self.erase.read, self.erase.along)
         double = any(x is not None and x.dtype == torch.float64 for x in tensors)
         return torch.float64 if double else torch.float32
 
@@ -121,6 +156,13 @@ class RecurrenceInputs:
         batch, length, heads, width = k.shape
         if self.beta is not None and self.beta.shape != (batch, length, heads):
             raise ConfigError(f"beta has shape {tuple(self.beta.shape)}; expected {(batch, length, heads)}")
+        if self.erase is not None:
+            if self.beta is not None:
+                raise ConfigError("beta and erase are two rules of the recurrence; leave one of them out")
+            for name in ("read", "along"):
+                x = getattr(self.erase, name)
+                if x is not None and x.shape != k.shape:
+                    raise ConfigError(f"erase.{name} has shape {tuple(x.shape)}; expected {tuple(k.shape)}")
         sequences = batch
         if self.cu_seqlens is not None:
             if batch != 1:
@@ -136,10 +178,11 @@ class RecurrenceInputs:
         """The same without `token_mask` and `access`: state i is that of row i, and pads are tokens that
         write nothing and decay nothing.
 
-        With the delta rule β = 0 makes a token's write and its correction vanish, whatever its key. A fixed
-        decay becomes one per token, as pads do not decay.
+        With the delta rule β = 0 makes a token's write and its correction vanish, whatever its key; with the
+        generalized one a = 0 and k = 0 do. A fixed decay becomes one per token, as pads do not decay.
         """
         k, log_decay, beta, state = self.k, self.log_decay, self.beta, self.initial_state
+        erase = self.erase
         if state is not None and self.access.slots is not None:
             state = state[self.access.slots]
         if self.token_mask is not None:
@@ -150,8 +193,17 @@ class RecurrenceInputs:
                 k = k * real[..., None]
             else:
                 beta = beta * real
+            if erase is not None:
+                erase = replace(erase, read=erase.read * real[..., None])
         return replace(
-            self, k=k, log_decay=log_decay, beta=beta, initial_state=state, token_mask=None, access=OWN
+            self,
+            k=k,
+            log_decay=log_decay,
+            beta=beta,
+            erase=erase,
+            initial_state=state,
+            token_mask=None,
+            access=OWN,
         )
 
     def with_tokens(self, change: Callable[[Tensor], Tensor], **others: Any) -> "RecurrenceInputs":
@@ -159,4 +211,5 @@ class RecurrenceInputs:
         names = ("q", "k", "v", "log_decay", "beta", "token_mask")
         tensors = {name: x for name in names if (x := getattr(self, name)) is not None and x.dim() > 1}
         changed: dict[str, Any] = {name: change(x) for name, x in tensors.items()}
-        return replace(self, **changed, **others)
+        erase = None if self.erase is None else self.erase.map(change)
+        return replace(self, **changed, erase=erase, **others)

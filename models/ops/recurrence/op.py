@@ -12,8 +12,8 @@ from torch.nn import functional
 from evalsuite.models.ops.dispatch import Draw, Kernel, op, use_triton, warn_once
 from evalsuite.models.ops.numerics import next_power_of_2
 from evalsuite.models.ops.recurrence import fla_backend
-from evalsuite.models.ops.recurrence.chunked import chunked, scores_in_chunk
-from evalsuite.models.ops.recurrence.inputs import DecayShape, RecurrenceInputs, StateAccess
+from evalsuite.models.ops.recurrence.chunked import chunked, erasing_scores, scores_in_chunk
+from evalsuite.models.ops.recurrence.inputs import DecayShape, Erase, RecurrenceInputs, Rule, StateAccess
 from evalsuite.models.ops.recurrence.naive import naive_recurrent
 
 Backend = Callable[[RecurrenceInputs], tuple[Tensor, Tensor]]
@@ -27,7 +27,7 @@ def last_kernels() -> dict[str, str]:
 
 
 def compute_recurrence(inputs: RecurrenceInputs) -> tuple[Tensor, Tensor]:
-    """Compute S_t = (I − β_t k_t k_tᵀ) D_t S_{t-1} + β_t k_t v_tᵀ and o_t = scale · S_tᵀ q_t.
+    """Compute S_t = (D_t − r_t a_tᵀ) S_{t-1} + k_t v_tᵀ and o_t = scale · S_tᵀ q_t; see `RecurrenceInputs`.
 
     Returns:
         The outputs [B, T, H, V] in the dtype of `v`, and the final states [N, H, K, V] in float32.
@@ -38,7 +38,7 @@ def compute_recurrence(inputs: RecurrenceInputs) -> tuple[Tensor, Tensor]:
     inputs.validate()
     kernel, compute = _backend(inputs)
     if kernel:
-        transition = f"{inputs.decay_shape} decay, {'additive' if inputs.beta is None else 'delta rule'}"
+        transition = f"{inputs.decay_shape} decay, {inputs.rule}"
         _last_kernels.pop(transition, None)
         _last_kernels[transition] = kernel
     if kernel == DECODE:
@@ -51,11 +51,15 @@ DECODE = "recurrent"
 """Name of our own kernel, which reads masks and slots itself."""
 
 
-def _samples(draw: Draw, decay: DecayShape, delta: bool) -> Iterator[tuple[Any, ...]]:
+def _samples(draw: Draw, decay: DecayShape, rule: Rule, two_keys: bool) -> Iterator[tuple[Any, ...]]:
     """Steps in place and in slots, tokens with padding."""
     for case, length in (("in place", 1), ("in slots", 1), ("with padding", 3)):
         q, k, v, gates = draw(4, 2, length, 2, 64)
         gates, states = gates.float().sigmoid(), draw(4, 2, 64, 64).float()
+        erase = None
+        if rule == "generalized delta rule":
+            read, along = functional.normalize(draw(2, 2, length, 2, 64), dim=-1)
+            erase = Erase(read, along if two_keys else None)
         decays = {"none": None, "head": gates[0, 0, :, 0], "scalar": gates[..., 0], "channel": gates}[decay]
         slots = torch.tensor([3, 1], device=v.device)
         mask = torch.tensor([[True] * 3, [True, True, False]], device=v.device)
@@ -65,7 +69,8 @@ def _samples(draw: Draw, decay: DecayShape, delta: bool) -> Iterator[tuple[Any, 
                 functional.normalize(k, dim=-1),
                 v,
                 log_decay=None if decays is None else decays.log(),
-                beta=gates[..., 1] if delta else None,
+                beta=gates[..., 1] if rule == "delta rule" else None,
+                erase=erase,
                 scale=0.5,
                 initial_state={"in place": states[:2], "in slots": states, "with padding": None}[case],
                 token_mask=mask if case == "with padding" else None,
@@ -100,7 +105,7 @@ def _stored(inputs: RecurrenceInputs, last: Tensor) -> Tensor:
 
 def _backend(inputs: RecurrenceInputs) -> tuple[str, Backend]:
     """Name of the kernel, and the function that runs it. Single steps in torch have no name."""
-    v, delta, length = inputs.v, inputs.beta is not None, inputs.q.shape[1]
+    v, delta, erase, length = inputs.v, inputs.beta is not None, inputs.erase, inputs.q.shape[1]
     on_triton, trains = use_triton(v), torch.is_grad_enabled()
     fits = inputs.k.shape[-1] <= fla_backend.MAX_KEY_DIM
     # A single token that may need a gradient is one torch step, as there is nothing to chunk.
@@ -109,8 +114,12 @@ def _backend(inputs: RecurrenceInputs) -> tuple[str, Backend]:
     if not on_triton:
         return "torch chunked", chunked
     short = fits and length <= fla_backend.MAX_RECURRENT_LENGTH and inputs.cu_seqlens is None
-    if short and recurrent.has_kernel(v, inputs.decay_shape, delta):
+    two_keys = erase is not None and erase.along is not None
+    if short and recurrent.has_kernel(v, inputs.decay_shape, inputs.rule, two_keys):
         return DECODE, recurrent.load("inference")
+    if erase is not None:
+        # fla's kernels of this rule have not been compared with the reference on a GPU (test_fla_dplr.py).
+        return "torch chunked", chunked
     # Pads do not decay, so that a fixed decay becomes one per token, which other kernels compute.
     decay = inputs.decay_shape
     if decay == "head" and inputs.token_mask is not None:
@@ -148,13 +157,26 @@ def recurrence_matrix(inputs: RecurrenceInputs) -> Tensor:
         log_decay, beta = inputs.decay_per_token, inputs.beta
         cumulative_decay = None if log_decay is None else as_chunk(log_decay).cumsum(2)
         betas = None if beta is None else as_chunk(beta)
-        scores, strict = scores_in_chunk(
-            as_chunk(inputs.q) * inputs.scale, as_chunk(inputs.k), cumulative_decay, betas
-        )
-        if strict is not None and betas is not None:
+        queries, keys = as_chunk(inputs.q) * inputs.scale, as_chunk(inputs.k)
+
+        def solve(strict: Tensor, scores: Tensor) -> Tensor:
+            """P (I + L)^-1: a triangular solve with P on the left."""
             identity = torch.eye(size, dtype=dtype, device=inputs.k.device)
-            # A = P (I + L)^-1 diag(β): a triangular solve with P on the left.
-            scores = torch.linalg.solve_triangular(
+            return torch.linalg.solve_triangular(
                 strict + identity, scores, upper=False, left=False, unitriangular=True
-            ) * betas.unsqueeze(-2)
+            )
+
+        if inputs.erase is not None:
+            erase = inputs.erase.map(as_chunk)
+            scores, by_key, strict = erasing_scores(queries, keys, cumulative_decay, erase)
+            if erase.along is None:
+                scores = solve(strict, scores)
+            else:
+                by_query, removed = scores.split(size, -1)
+                scores = by_query - solve(strict, removed) @ by_key
+        else:
+            scores, below = scores_in_chunk(queries, keys, cumulative_decay, betas)
+            if below is not None and betas is not None:
+                # A = P (I + L)^-1 diag(β).
+                scores = solve(below, scores) * betas.unsqueeze(-2)
         return scores[:, :, :length, :length]

@@ -16,7 +16,8 @@ from evalsuite.models.diagnostics.state_analysis import (
     weight_share,
     write_norm,
 )
-from evalsuite.models.ops.recurrence import RecurrenceInputs, naive_recurrent, recurrence_matrix
+from evalsuite.models.ops.recurrence import Erase, RecurrenceInputs, naive_recurrent, recurrence_matrix
+from tests.parity.kernel_accuracy import RULES
 
 
 def toy(keys: list[list[float]], values: list[list[float]], **others: Tensor) -> RecurrenceInputs:
@@ -90,7 +91,7 @@ def test_effective_rank_of_known_states() -> None:
     assert effective_rank(torch.zeros(3, 4)) == 0
 
 
-def random_inputs(decay: str, *, delta: bool) -> RecurrenceInputs:
+def random_inputs(decay: str, rule: str) -> RecurrenceInputs:
     generator = torch.Generator().manual_seed(0)
 
     def draw(*shape: int) -> Tensor:
@@ -99,14 +100,22 @@ def random_inputs(decay: str, *, delta: bool) -> RecurrenceInputs:
     shapes = {"head": (3,), "token": (2, 70, 3), "channel": (2, 70, 3, 8)}
     log_decay = None if decay == "none" else -0.2 * torch.rand(shapes[decay], generator=generator)
     k = torch.nn.functional.normalize(draw(2, 70, 3, 8), dim=-1)
-    beta = torch.rand(2, 70, 3, generator=generator) if delta else None
-    return RecurrenceInputs(q=draw(2, 70, 3, 8), k=k, v=draw(2, 70, 3, 5), log_decay=log_decay, beta=beta)
+    beta = torch.rand(2, 70, 3, generator=generator) if rule == "delta" else None
+    read = k * torch.rand(2, 70, 3, 8, generator=generator)
+    return RecurrenceInputs(
+        q=draw(2, 70, 3, 8),
+        k=k,
+        v=draw(2, 70, 3, 5),
+        log_decay=log_decay,
+        beta=beta,
+        erase=Erase(read, read if rule == "two keys" else None) if rule in RULES[2:] else None,
+    )
 
 
-@pytest.mark.parametrize("delta", [False, True])
+@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("decay", ["none", "head", "token", "channel"])
-def test_states_and_readout_are_those_of_the_recurrence(decay: str, delta: bool) -> None:
-    inputs = random_inputs(decay, delta=delta)
+def test_states_and_readout_are_those_of_the_recurrence(decay: str, rule: str) -> None:
+    inputs = random_inputs(decay, rule)
     bounds = torch.tensor([[1, 7, 7, 66], [0, 20, 65, 70]])
     followed = torch.zeros(2, 70, dtype=torch.bool)
     followed[0, 3:6], followed[1, 0] = True, True
@@ -125,11 +134,4 @@ def test_states_and_readout_are_those_of_the_recurrence(decay: str, delta: bool)
 
 
 def _naive_state(inputs: RecurrenceInputs, row: int, length: int) -> Tensor:
-    def cut(x: Tensor | None) -> Tensor | None:
-        return x if x is None or x.dim() == 1 else x[row : row + 1, :length]
-
-    q, k, v = (x[row : row + 1, :length] for x in (inputs.q, inputs.k, inputs.v))
-    _, state = naive_recurrent(
-        RecurrenceInputs(q, k, v, log_decay=cut(inputs.log_decay), beta=cut(inputs.beta))
-    )
-    return state[0]
+    return naive_recurrent(inputs.with_tokens(lambda x: x[row : row + 1, :length]))[1][0]

@@ -4,7 +4,7 @@ Runs on a CUDA device, or on a CPU under Triton's interpreter (see test_interpre
 """
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from evalsuite.models.ops import attention, gates, glu, logprobs, recurrence, rms_norm, rotary, short_conv
 from evalsuite.models.ops.dispatch import Op
+from evalsuite.models.ops.recurrence.inputs import DecayShape, Rule
 from tests.models.ops.device import DEVICE, INTERPRETED, NEEDS_DEVICE
 
 pytestmark = NEEDS_DEVICE
@@ -29,9 +30,10 @@ OPS: list[tuple[Op[..., Any], tuple[Any, ...]]] = [
     *((attention.branch_attention, shape) for shape in HEADS),
     *((attention.rotate_and_store, shape) for shape in HEADS),
     *(
-        (recurrence.op.recurrent, (decay, d))
-        for decay in ("none", "head", "scalar", "channel")
-        for d in (0, 1)
+        (recurrence.op.recurrent, (decay, rule, two_keys))
+        for decay in get_args(DecayShape)
+        for rule in get_args(Rule)
+        for two_keys in {False, rule == "generalized delta rule"}
     ),
 ]
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]

@@ -3,6 +3,7 @@
 Runs on a CUDA device, or on a CPU under Triton's interpreter (see test_interpreter.py).
 """
 
+import itertools
 from dataclasses import fields, replace
 from typing import Any
 
@@ -11,17 +12,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from evalsuite.models.ops.recurrence import RecurrenceInputs, StateAccess, naive_recurrent
+from evalsuite.models.ops.recurrence import Erase, RecurrenceInputs, StateAccess, naive_recurrent
 from tests.models.ops.device import DEVICE, INTERPRETED, NEEDS_DEVICE
+from tests.parity.kernel_accuracy import RULES
 
-FORMS = [(decay, delta) for decay in ("none", "head", "scalar", "channel") for delta in (False, True)]
+FORMS = list(itertools.product(("none", "head", "scalar", "channel"), RULES))
 
 pytestmark = NEEDS_DEVICE
 
 
 def draw(
     decay: str,
-    delta: bool,
+    rule: str,
     rows: int = 2,
     length: int = 1,
     heads: int = 3,
@@ -34,12 +36,17 @@ def draw(
     q, k = torch.randn(2, rows, length, heads, keys, device=DEVICE)
     gates = torch.rand(rows, length, heads, keys, device=DEVICE)
     log_decay = {"none": None, "head": gates[0, 0, :, 0], "scalar": gates[..., 0], "channel": gates}[decay]
+    erase = None
+    if rule in ("generalized", "two keys"):
+        read, along = functional.normalize(torch.randn(2, *k.shape, device=DEVICE), dim=-1).to(dtype)
+        erase = Erase(read, along if rule == "two keys" else None)
     return RecurrenceInputs(
         q=q.to(dtype),
         k=functional.normalize(k, dim=-1).to(dtype),
         v=torch.randn(rows, length, heads, values, device=DEVICE).to(dtype),
         log_decay=None if log_decay is None else log_decay.log(),
-        beta=2 * gates[..., 1] if delta else None,
+        beta=2 * gates[..., 1] if rule == "delta" else None,
+        erase=erase,
         scale=0.3,
         initial_state=torch.randn(rows, heads, keys, values, device=DEVICE),
     )
@@ -50,7 +57,8 @@ def compare(inputs: RecurrenceInputs, tolerance: float = 1e-5, in_place: bool = 
 
     tensors = {field.name: getattr(inputs, field.name) for field in fields(inputs)}
     doubled = {name: x.double() for name, x in tensors.items() if isinstance(x, Tensor)}
-    exact = replace(inputs, **doubled | {"token_mask": inputs.token_mask})
+    erase = None if inputs.erase is None else inputs.erase.map(Tensor.double)
+    exact = replace(inputs, **doubled | {"token_mask": inputs.token_mask, "erase": erase})
     expected = naive_recurrent(exact.plain())
     if inputs.token_mask is not None:
         expected[0].mul_(inputs.token_mask[..., None, None])
@@ -69,19 +77,19 @@ def assert_equal_but_for_rounding(mine: Tensor, theirs: Tensor) -> None:
     assert torch.equal(mine, theirs) if INTERPRETED else (mine - theirs).norm() < 1e-6 * theirs.norm()
 
 
-@pytest.mark.parametrize(("decay", "delta"), FORMS)
+@pytest.mark.parametrize(("decay", "rule"), FORMS)
 @pytest.mark.parametrize("length", [1, 5])
 @pytest.mark.parametrize("in_place", [True, False])
-def test_every_form(decay: str, delta: bool, length: int, in_place: bool) -> None:
-    compare(draw(decay, delta, length=length), in_place=in_place)
+def test_every_form(decay: str, rule: str, length: int, in_place: bool) -> None:
+    compare(draw(decay, rule, length=length), in_place=in_place)
 
 
-@pytest.mark.parametrize(("decay", "delta"), FORMS)
+@pytest.mark.parametrize(("decay", "rule"), FORMS)
 @pytest.mark.parametrize("length", [1, 3])
-def test_states_in_slots_that_lie_apart(decay: str, delta: bool, length: int) -> None:
+def test_states_in_slots_that_lie_apart(decay: str, rule: str, length: int) -> None:
     from evalsuite.models.ops.recurrence.decode import recurrent
 
-    inputs = draw(decay, delta, length=length, keys=16, values=20)
+    inputs = draw(decay, rule, length=length, keys=16, values=20)
     # Pages that hold something else as well, as those of a server.
     pages = torch.randn(6, 7 + 3 * 16 * 20, device=DEVICE)
     states = pages[:, 4:-3].view(6, 3, 16, 20)
@@ -99,10 +107,10 @@ def test_states_in_slots_that_lie_apart(decay: str, delta: bool, length: int) ->
     assert torch.equal(pages, before)
 
 
-@pytest.mark.parametrize(("decay", "delta"), FORMS)
+@pytest.mark.parametrize(("decay", "rule"), FORMS)
 @pytest.mark.parametrize("starts", [True, False])
-def test_padding_leaves_the_state_alone(decay: str, delta: bool, starts: bool) -> None:
-    inputs = draw(decay, delta, rows=4, length=5)
+def test_padding_leaves_the_state_alone(decay: str, rule: str, starts: bool) -> None:
+    inputs = draw(decay, rule, rows=4, length=5)
     # On the right, on the left, none, and all.
     masks = [[1, 1, 1, 0, 0], [0, 0, 1, 1, 1], [1] * 5, [0] * 5]
     real = torch.tensor(masks, device=DEVICE).bool()
@@ -124,12 +132,12 @@ def test_padding_leaves_the_state_alone(decay: str, delta: bool, starts: bool) -
 def test_widths_and_dtypes(keys: int, values: int, dtype: torch.dtype) -> None:
     # The interpreter truncates to bfloat16.
     tolerance = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 8e-3}[dtype]
-    for decay in ("scalar", "channel"):
-        compare(draw(decay, True, keys=keys, values=values, length=2, dtype=dtype), tolerance, in_place=True)
+    for decay, rule in itertools.product(("scalar", "channel"), RULES[1:]):
+        compare(draw(decay, rule, keys=keys, values=values, length=2, dtype=dtype), tolerance, in_place=True)
 
 
 def test_rows_start_from_zeros() -> None:
-    inputs = replace(draw("scalar", True, length=4), initial_state=None)
+    inputs = replace(draw("scalar", "delta", length=4), initial_state=None)
     expected = naive_recurrent(inputs)
     from evalsuite.models.ops.recurrence.decode import recurrent
 
@@ -140,7 +148,7 @@ def test_rows_start_from_zeros() -> None:
 
 
 def test_inputs_that_lie_apart() -> None:
-    inputs = draw("channel", True, length=3)
+    inputs = draw("channel", "delta", length=3)
     apart: dict[str, Any] = {}
     for name in ("q", "k", "v", "log_decay"):
         x = getattr(inputs, name)
@@ -158,7 +166,7 @@ def test_inputs_that_lie_apart() -> None:
 def test_a_state_that_is_not_contiguous_is_not_written() -> None:
     from evalsuite.models.ops.recurrence.decode import recurrent
 
-    inputs = draw("scalar", True)
+    inputs = draw("scalar", "delta")
     assert inputs.initial_state is not None
     stored = inputs.initial_state[:1].expand(2, -1, -1, -1)
     before = stored.clone()

@@ -18,19 +18,25 @@ from evalsuite.models.ops import dispatch, packages, tuning
 from evalsuite.models.ops.dispatch import kernel_policy
 from evalsuite.models.ops.numerics import next_power_of_2
 from evalsuite.models.ops.recurrence import (
+    Erase,
     RecurrenceInputs,
+    compute_recurrence,
     naive_recurrent,
     recurrence_matrix,
 )
-from tests.parity.kernel_accuracy import draw_case, recurrence, relative_errors
+from tests.parity.kernel_accuracy import RULES, draw_case, inputs_of, recurrence, relative_errors
 
 DECAYS = ("none", "head", "scalar", "channel")
-CASES = [(decay, delta) for decay in DECAYS for delta in (False, True)]
+CASES = list(itertools.product(DECAYS, RULES))
+
+
+ERASE = {"additive": (), "delta": (), "generalized": ("read",), "two keys": ("read", "along")}
+"""Tensors of `Erase` under each rule."""
 
 
 def inputs(
     decay: str,
-    delta: bool,
+    rule: str,
     *,
     rows: int = 2,
     length: int = 75,
@@ -52,8 +58,9 @@ def inputs(
         "k": functional.normalize(draw(rows, length, heads, width), dim=-1),
         "v": draw(rows, length, heads, value),
         "log_decay": -strength * draw(*shape[decay]).abs() if decay != "none" else None,
-        "beta": 2 * torch.sigmoid(draw(rows, length, heads)) if delta else None,
+        "beta": 2 * torch.sigmoid(draw(rows, length, heads)) if rule == "delta" else None,
         "scale": 0.4,
+        **{name: functional.normalize(draw(rows, length, heads, width), dim=-1) for name in ERASE[rule]},
     }
 
 
@@ -62,20 +69,20 @@ def close(found: Tensor, wanted: Tensor, tolerance: float) -> None:
     assert (found - wanted).norm() <= tolerance * wanted.norm().clamp_min(1e-12)
 
 
-@pytest.mark.parametrize(("decay", "delta"), CASES)
+@pytest.mark.parametrize(("decay", "rule"), CASES)
 @pytest.mark.parametrize("length", [2, 64, 75])
-def test_chunked_equals_naive(decay: str, delta: bool, length: int) -> None:
-    case = inputs(decay, delta, length=length)
+def test_chunked_equals_naive(decay: str, rule: str, length: int) -> None:
+    case = inputs(decay, rule, length=length)
     start = torch.randn(2, 2, 8, 5, dtype=torch.float64)
     found, state = recurrence(**case, initial_state=start)
-    wanted, last = naive_recurrent(RecurrenceInputs(**case, initial_state=start))
+    wanted, last = naive_recurrent(inputs_of(**case, initial_state=start))
     close(found, wanted, 1e-12)
     close(state, last, 1e-12)
 
 
-@pytest.mark.parametrize(("decay", "delta"), CASES)
-def test_packed_equals_each_sequence_alone(decay: str, delta: bool) -> None:
-    case = inputs(decay, delta, rows=1)
+@pytest.mark.parametrize(("decay", "rule"), CASES)
+def test_packed_equals_each_sequence_alone(decay: str, rule: str) -> None:
+    case = inputs(decay, rule, rows=1)
     bounds = torch.tensor([0, 3, 3, 70, 75])
     start = torch.randn(4, 2, 8, 5, dtype=torch.float64)
     found, states = recurrence(**case, initial_state=start, cu_seqlens=bounds)
@@ -91,21 +98,42 @@ def test_packed_equals_each_sequence_alone(decay: str, delta: bool) -> None:
         close(states[n : n + 1], state, 1e-12)
 
 
-@pytest.mark.parametrize(("decay", "delta"), CASES)
-def test_matrix_times_values_equals_output(decay: str, delta: bool) -> None:
-    case = inputs(decay, delta)
+@pytest.mark.parametrize("decay", DECAYS)
+def test_the_delta_rule_is_a_case_of_the_generalized_one(decay: str) -> None:
+    """a = β k ⊙ D and a write of β v: both rules then remove β k kᵀ D S."""
+    case = inputs(decay, "delta")
+    delta = inputs_of(**case)
+    strength, log_decay = case["beta"].unsqueeze(-1), delta.decay_per_token
+    decays = 1.0 if log_decay is None else log_decay.view(*log_decay.shape[:3], -1).exp()
+    apart = replace(delta, beta=None, v=delta.v * strength, erase=Erase(delta.k * strength * decays))
+    for found, wanted in zip(compute_recurrence(apart), compute_recurrence(delta), strict=True):
+        close(found, wanted, 1e-12)
+
+
+@pytest.mark.parametrize(("decay", "rule"), CASES)
+def test_padding_leaves_the_state_alone(decay: str, rule: str) -> None:
+    inner = inputs_of(**inputs(decay, rule, length=9))
+    real = torch.tensor([[True] * 9, [False] * 3 + [True] * 5 + [False]])
+    _, last = compute_recurrence(replace(inner, token_mask=real))
+    cut = inner.with_tokens(lambda x: x[1:, 3:8])
+    close(last[1:], compute_recurrence(cut)[1], 1e-12)
+
+
+@pytest.mark.parametrize(("decay", "rule"), CASES)
+def test_matrix_times_values_equals_output(decay: str, rule: str) -> None:
+    case = inputs(decay, rule)
     wanted, _ = recurrence(**case)
-    weights, values = recurrence_matrix(RecurrenceInputs(**case)), case["v"]
+    weights, values = recurrence_matrix(inputs_of(**case)), case["v"]
     assert torch.equal(weights, weights.tril())
     close((weights @ values.transpose(1, 2)).transpose(1, 2), wanted, 1e-12)
 
 
-@pytest.mark.parametrize(("decay", "delta"), CASES)
-def test_gradients_against_finite_differences(decay: str, delta: bool) -> None:
-    case = inputs(decay, delta, rows=1, length=11, heads=1, width=4, value=3)
+@pytest.mark.parametrize(("decay", "rule"), CASES)
+def test_gradients_against_finite_differences(decay: str, rule: str) -> None:
+    case = inputs(decay, rule, rows=1, length=11, heads=1, width=4, value=3)
     start = torch.randn(2, 1, 4, 3, dtype=torch.float64)
     bounds = torch.tensor([0, 4, 11])
-    names = [name for name in ("q", "k", "v", "log_decay", "beta") if case[name] is not None]
+    names = [name for name, x in case.items() if isinstance(x, Tensor)]
 
     def call(*tensors: Tensor) -> tuple[Tensor, Tensor]:
         changed = {**case, **dict(zip(names, tensors, strict=False))}
@@ -115,21 +143,21 @@ def test_gradients_against_finite_differences(decay: str, delta: bool) -> None:
     assert torch.autograd.gradcheck(call, tensors)
 
 
-@pytest.mark.parametrize("delta", [False, True])
+@pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("decay", ["scalar", "channel"])
-def test_strong_decay_stays_finite(decay: str, delta: bool) -> None:
+def test_strong_decay_stays_finite(decay: str, rule: str) -> None:
     """A log decay of −60 per token overflows float32 within two tokens if its negative is exponentiated."""
-    case = inputs(decay, delta, strength=60.0, dtype=torch.float32)
-    tensors = [case[name].requires_grad_() for name in ("q", "k", "v", "log_decay")]
+    case = inputs(decay, rule, strength=60.0, dtype=torch.float32)
+    tensors = [case[name].requires_grad_() for name in ("q", "k", "v", "log_decay", *ERASE[rule])]
     found, state = recurrence(**case)
-    wanted, _ = naive_recurrent(RecurrenceInputs(**case))
+    wanted, _ = naive_recurrent(inputs_of(**case))
     close(found.detach(), wanted.detach(), 1e-4)
     gradients = torch.autograd.grad(found.sum() + state.sum(), tensors)
     assert all(torch.isfinite(gradient).all() for gradient in gradients)
 
 
 def test_state_is_float32_for_bfloat16_inputs() -> None:
-    case = inputs("scalar", True, dtype=torch.bfloat16)
+    case = inputs("scalar", "delta", dtype=torch.bfloat16)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         found, state = recurrence(**case)
     assert (found.dtype, state.dtype) == (torch.bfloat16, torch.float32)
@@ -138,11 +166,15 @@ def test_state_is_float32_for_bfloat16_inputs() -> None:
 
 
 def test_wrong_shapes_are_named() -> None:
-    case = inputs("none", False)
+    case = inputs("none", "additive")
     with pytest.raises(ConfigError, match=r"initial_state has shape \(1, 2, 8, 5\).*\(2, 2, 8, 5\)"):
         recurrence(**case, initial_state=torch.zeros(1, 2, 8, 5))
     with pytest.raises(ConfigError, match="log_decay has shape"):
         recurrence(**{**case, "log_decay": torch.zeros(3)})
+    with pytest.raises(ConfigError, match=r"erase\.along has shape \(1,\); expected \(2, 75, 2, 8\)"):
+        recurrence(**case, read=case["k"], along=torch.zeros(1))
+    with pytest.raises(ConfigError, match="beta and erase are two rules"):
+        recurrence(**{**case, "beta": torch.zeros(2, 75, 2)}, read=case["k"])
     with pytest.raises(ConfigError, match="2 rows"):
         recurrence(**case, cu_seqlens=torch.tensor([0, 75]))
 
@@ -179,7 +211,7 @@ def test_the_choice_on_cuda_is_logged_once_with_its_reason(
     with kernel_policy("torch"):
         assert not dispatch.use_triton(on_cuda)
     with pytest.raises(MissingDependencyError, match="needs CUDA tensors, not cpu"), kernel_policy("triton"):
-        recurrence(**inputs("none", False))
+        recurrence(**inputs("none", "additive"))
 
 
 def naive_packed(inputs: RecurrenceInputs) -> tuple[Tensor, Tensor]:
@@ -199,12 +231,12 @@ def naive_packed(inputs: RecurrenceInputs) -> tuple[Tensor, Tensor]:
     return torch.cat(outputs, 1), torch.cat(states)
 
 
-@pytest.mark.parametrize(("decay", "delta"), CASES)
-def test_kernel_accuracy_detects_errors(decay: str, delta: bool) -> None:
-    case = draw_case(decay, delta, dtype=torch.float32, width=8, length=20, packed=True, device="cpu")  # type: ignore[arg-type]
+@pytest.mark.parametrize(("decay", "rule"), CASES)
+def test_kernel_accuracy_detects_errors(decay: str, rule: str) -> None:
+    case = draw_case(decay, rule, dtype=torch.float32, width=8, length=20, packed=True, device="cpu")  # type: ignore[arg-type]
     correct = relative_errors(naive_packed, *case)
     assert {"o", "state", "dq", "dk", "dv", "dinitial_state"} <= set(correct)
-    assert ("dbeta" in correct) == delta
+    assert ("dbeta" in correct) == (rule == "delta")
     assert max(correct.values()) < 1e-5
 
     def wrong(inputs: RecurrenceInputs) -> tuple[Tensor, Tensor]:
