@@ -13,9 +13,9 @@ from transformers import PreTrainedConfig
 from evalsuite.models.decoder.config import StudentConfig
 from evalsuite.models.decoder.cost import ModelCost
 from evalsuite.models.mixers import RecurrenceInputs, RecurrentMixer, StateKind
-from evalsuite.models.ops.recurrence.inputs import DecayShape
+from evalsuite.models.ops.recurrence.inputs import DecayShape, Rule
 
-Update = Literal["attention", "additive", "delta"]
+Update = Literal["attention", "additive", "delta", "generalized delta"]
 Decay = Literal["none", "fixed", "input-dependent"]
 Granularity = Literal["head", "channel"]
 
@@ -26,7 +26,7 @@ class Taxonomy:
 
     update: Update | None
     """How a token enters the memory: as a key and value of its own, added to the state, or added after what
-    the state holds for its key is removed."""
+    the state holds for its key, or for a key apart from it, is removed."""
     decay: Decay | None
     """Whether and by what the state decays."""
     granularity: Granularity | None
@@ -57,7 +57,7 @@ def taxonomy(mixer: str, teacher: PreTrainedConfig, options: dict[str, Any] | No
     granularity: Granularity | None = None
     if isinstance(layer, RecurrentMixer):
         inputs = _inputs_on_meta(layer)
-        update = "additive" if inputs.beta is None else "delta"
+        update = _UPDATES[inputs.rule]
         decay, granularity = _DECAYS[inputs.decay_shape]
     return Taxonomy(
         update=update,
@@ -83,6 +83,11 @@ def _one_layer(teacher: PreTrainedConfig) -> dict[str, Any]:
     return cut | {"num_hidden_layers": 1}
 
 
+_UPDATES: dict[Rule, Update] = {
+    "additive": "additive",
+    "delta rule": "delta",
+    "generalized delta rule": "generalized delta",
+}
 _DECAYS: dict[DecayShape, tuple[Decay, Granularity | None]] = {
     "none": ("none", None),
     "head": ("fixed", "head"),

@@ -77,7 +77,7 @@ class LayerProbe:
         layer: its index; mixer: the name of its mixer.
         log_decay: logarithm of the retention of a step, mean over tokens and channels.
         slowest_log_decay: the same of the channel that decays least.
-        beta: β of the delta rule, mean over tokens; None for additive mixers.
+        beta: β of the delta rule, mean over tokens; None under other rules.
         write: norm of a write ÷ norm of the state after the segment, mean over tokens.
         norm: Frobenius norm of the state after the segment.
         rank: effective rank of that state.

@@ -82,7 +82,10 @@ class RecurrentMixer(Mixer):
     uses_normalizer: bool = False
     """True if the values carry a column of ones, whose output is Σ_j A_tj."""
     uses_delta_rule: bool = False
-    """True if `compute_gates` sets β, so that each write first removes what the state holds for its key."""
+    """True if `compute_gates` sets β or `erase`, so that each token first removes what the state holds for a
+    key."""
+    removes_along_own_key: ClassVar[bool] = False
+    """True if `erase` removes along another key than that of the write, which is one more product."""
     recurrence: Callable[[RecurrenceInputs], tuple[Tensor, Tensor]] = staticmethod(compute_recurrence)
     """What computes the recurrence; training may replace it."""
 
@@ -232,9 +235,9 @@ class RecurrentMixer(Mixer):
         return CacheSpec(states=self.state_shapes())
 
     def mixing_flops(self, length: int) -> float:
-        """Write, read, the delta rule's read before the write, and convolutions."""
+        """Write, read, the delta rules' read before the write and removal, and convolutions."""
         heads, keys, values = self.state_shapes()["recurrent"]
-        passes = 3 if self.uses_delta_rule else 2
+        passes = 2 + self.uses_delta_rule + self.removes_along_own_key
         channels = sum(each.channels for each in self._convolutions()) if self.options.short_conv else 0
         seen = self.span.mean_length(length) if self.span is not None else 0
         attention = self.num_heads * (self.head_k_dim + self.head_v_dim) * seen
@@ -373,7 +376,7 @@ class RecurrentMixer(Mixer):
             new_state |= window_state
         if own is not None:
             own.write(new_state)
-        return self.project_output(mixed, layer.x), None
+        return self.project_output(mixed, layer), None
 
     def _validate_state(self, state: Mapping[str, Tensor], rows: int) -> None:
         """Raise ConfigError unless `state` has this layer's shapes for `rows` sequences."""
@@ -389,19 +392,15 @@ class RecurrentMixer(Mixer):
         """The values [B, T, H, V], without the normaliser's column."""
         return inputs.v[..., :-1] if self.uses_normalizer else inputs.v
 
-    def project_output(self, mixed: Tensor, x: Tensor) -> Tensor:
-        """Apply output norm, output gate and output projection: [B, T, H, V] → [B, T, hidden].
+    def project_output(self, mixed: Tensor, layer: Prepared) -> Tensor:
+        """Apply output norm, output gate and output projection: [B, T, H, V] → [B, T, hidden]."""
+        return self.o_proj(self.norm_and_gate(mixed, layer))
 
-        Args:
-            x: input of the output gate [B, T, hidden].
-        """
-        return self.o_proj(self.norm_and_gate(mixed, x))
-
-    def norm_and_gate(self, mixed: Tensor, x: Tensor) -> Tensor:
+    def norm_and_gate(self, mixed: Tensor, layer: Prepared) -> Tensor:
         """Apply output norm and output gate: [B, T, H, V] → [B, T, H · V]."""
         if self.options.output_norm != "none":
             mixed = self.o_norm(mixed)
-        return self.apply_gate(mixed.flatten(2), x)
+        return self.apply_gate(mixed.flatten(2), layer.x)
 
     def apply_gate(self, mixed: Tensor, x: Tensor) -> Tensor:
         """Apply the output gate to [B, T, H · V]."""

@@ -38,6 +38,7 @@ class GatedDeltaNet(RecurrentMixer):
     display_name = "Gated DeltaNet"
     Options = GatedDeltaNetOptions
     options: GatedDeltaNetOptions
+    uses_delta_rule = True
 
     def _build_parameters(self) -> None:
         self.uses_delta_rule = self.options.delta_rule

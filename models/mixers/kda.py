@@ -10,7 +10,7 @@ from torch.nn import functional
 from transformers import initialization as init
 
 from evalsuite.foundation import ConfigError
-from evalsuite.models.mixers.base import RecurrentMixer
+from evalsuite.models.mixers.base import Prepared, RecurrentMixer
 from evalsuite.models.mixers.decay import DecayOptions, init_decay_
 from evalsuite.models.mixers.gated_deltanet import DeltaOptions, delta_beta
 from evalsuite.models.mixers.interface import MIXERS
@@ -27,9 +27,11 @@ from evalsuite.models.ops.recurrence import RecurrenceInputs
 
 
 @dataclass(frozen=True, kw_only=True)
-class KDAOptions(DecayOptions, DeltaOptions):
+class ChannelDecayOptions(DecayOptions, DeltaOptions):
+    """Options of delta rules with a decay per channel: KDA's and Gated DeltaNet-2's."""
+
     presets: ClassVar[dict[str, dict[str, Any]]] = {
-        # fla's KimiDeltaAttention: low-rank sigmoid gate with a bias.
+        # fla's KimiDeltaAttention and GatedDeltaNet2: low-rank sigmoid gate with a bias.
         "native": {
             **DELTA_NATIVE,
             "output_gate": "sigmoid",
@@ -37,6 +39,45 @@ class KDAOptions(DecayOptions, DeltaOptions):
             "gate_bias": True,
             "decay_init": "native",
         },
+    }
+    least: ClassVar[dict[str, int]] = {**DecayOptions.least, "decay_group_size": 1, "decay_rank": -1}
+
+    decay_group_size: int = 1
+    """Adjacent key channels that share a decay; must divide the key width. The full width gives one decay per
+    head, as in Gated DeltaNet."""
+    decay_rank: int = -1
+    """Rank of the decay's projection; −1 is head_dim as in the paper, 0 is full rank."""
+
+
+class ChannelDecayMixer(RecurrentMixer):
+    """Delta rule whose state decays by channel."""
+
+    options: ChannelDecayOptions
+    uses_delta_rule = True
+
+    def _build_parameters(self) -> None:
+        rank = self.head_dim if self.options.decay_rank < 0 else self.options.decay_rank
+        groups = num_decay_groups(self.head_k_dim, self.options.decay_group_size)
+        # fla keeps the bias of f_proj as a separate parameter, dt_bias.
+        self.f_proj = make_projection(self.attention_shape.hidden_size, self.num_heads * groups, rank)
+        self.A_log = nn.Parameter(torch.empty(self.num_heads))
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        groups = self.head_k_dim // self.options.decay_group_size
+        init_decay_(self.A_log, self.f_proj, self.options, smallest=1, channels=groups)
+
+    def log_decay(self, x: Tensor) -> Tensor:
+        """log α [B, T, H, K]."""
+        rate = upcast_fp32(self.A_log).exp().unsqueeze(-1)
+        steps = expand_decay_groups(self.f_proj(x), self.num_heads, self.options.decay_group_size)
+        return -rate * functional.softplus(upcast_fp32(steps))
+
+
+@dataclass(frozen=True, kw_only=True)
+class KDAOptions(ChannelDecayOptions):
+    presets: ClassVar[dict[str, dict[str, Any]]] = {
+        **ChannelDecayOptions.presets,
         # The code of arXiv 2504.14366 (linearization): `native` with both defects below. Its full-rank gate
         # has a bias that starts at zero, which is left out.
         "published": {
@@ -49,13 +90,6 @@ class KDAOptions(DecayOptions, DeltaOptions):
         # without the teacher's learned scales.
         "gendistill": {"expand_kv": False, "gate_rank": -1, "teacher_qk_norm": False},
     }
-    least: ClassVar[dict[str, int]] = {**DecayOptions.least, "decay_group_size": 1, "decay_rank": -1}
-
-    decay_group_size: int = 1
-    """Adjacent key channels that share a decay; must divide the key width. The full width gives one decay per
-    head, as in Gated DeltaNet."""
-    decay_rank: int = -1
-    """Rank of the decay's projection; −1 is head_dim as in the paper, 0 is full rank."""
     gate_is_added: bool = False
     """Add the projection of the output gate before the output norm, instead of multiplying by its activation
     after it: a defect of published code (linearization), whose norm takes the gate for a residual."""
@@ -75,41 +109,31 @@ class KDAOptions(DecayOptions, DeltaOptions):
 
 
 @MIXERS.register("kda")
-class KDA(RecurrentMixer):
+class KDA(ChannelDecayMixer):
     """Delta rule with one decay per key channel and token."""
 
     display_name = "KDA"
     Options = KDAOptions
     options: KDAOptions
-    uses_delta_rule = True
 
     def _build_parameters(self) -> None:
-        rank = self.head_dim if self.options.decay_rank < 0 else self.options.decay_rank
-        hidden_size = self.attention_shape.hidden_size
-        groups = num_decay_groups(self.head_k_dim, self.options.decay_group_size)
-        self.b_proj = PerHeadLinear(hidden_size, self.num_heads, bias=False)
-        # fla keeps the bias of f_proj as a separate parameter, dt_bias.
-        self.f_proj = make_projection(hidden_size, self.num_heads * groups, rank)
-        self.A_log = nn.Parameter(torch.empty(self.num_heads))
+        self.b_proj = PerHeadLinear(self.attention_shape.hidden_size, self.num_heads, bias=False)
+        super()._build_parameters()
 
     def reset_parameters(self) -> None:
         super().reset_parameters()
-        groups = self.head_k_dim // self.options.decay_group_size
-        init_decay_(self.A_log, self.f_proj, self.options, smallest=1, channels=groups)
         if self.options.has_zero_dt_bias:
             init.zeros_(output_layer(self.f_proj).bias)
 
     def compute_gates(self, x: Tensor, inputs: RecurrenceInputs) -> RecurrenceInputs:
-        rate = upcast_fp32(self.A_log).exp().unsqueeze(-1)
-        steps = expand_decay_groups(self.f_proj(x), self.num_heads, self.options.decay_group_size)
         return replace(
             inputs,
-            log_decay=-rate * functional.softplus(upcast_fp32(steps)),
+            log_decay=self.log_decay(x),
             beta=delta_beta(self.b_proj(x), self.options.negative_eigenvalues),
         )
 
-    def norm_and_gate(self, mixed: Tensor, x: Tensor) -> Tensor:
+    def norm_and_gate(self, mixed: Tensor, layer: Prepared) -> Tensor:
         if not self.options.gate_is_added:
-            return super().norm_and_gate(mixed, x)
-        mixed = mixed + self.g_proj(x).unflatten(-1, (-1, self.head_v_dim))
+            return super().norm_and_gate(mixed, layer)
+        mixed = mixed + self.g_proj(layer.x).unflatten(-1, (-1, self.head_v_dim))
         return (self.o_norm(mixed) if self.options.output_norm != "none" else mixed).flatten(2)

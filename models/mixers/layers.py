@@ -106,18 +106,22 @@ def expand_decay_groups(x: Tensor, num_heads: int, group_size: int) -> Tensor:
     return x if group_size == 1 else x.repeat_interleave(group_size, -1)
 
 
-def make_projection(in_features: int, out_features: int, rank: int, bias: bool = True) -> nn.Module:
-    """Linear layer: full rank if `rank` is 0, else through a bottleneck, with parameter names as in fla."""
+def make_projection(
+    in_features: int, out_features: int, rank: int, bias: bool = True, activation: nn.Module | None = None
+) -> nn.Module:
+    """Linear layer: full rank if `rank` is 0, else through a bottleneck, with parameter names as in fla and
+    an `activation` between its factors."""
     if rank:
+        between = [] if activation is None else [activation]
         return nn.Sequential(
-            nn.Linear(in_features, rank, bias=False), nn.Linear(rank, out_features, bias=bias)
+            nn.Linear(in_features, rank, bias=False), *between, nn.Linear(rank, out_features, bias=bias)
         )
     return nn.Linear(in_features, out_features, bias=bias)
 
 
 def output_layer(projection: nn.Module) -> nn.Linear:
     """The layer of a `make_projection` whose bias is that of the output."""
-    last = projection[1] if isinstance(projection, nn.Sequential) else projection
+    last = projection[-1] if isinstance(projection, nn.Sequential) else projection
     assert isinstance(last, nn.Linear)
     return last
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import initialization as init
 
-from evalsuite.models.mixers.base import RecurrentMixer
+from evalsuite.models.mixers.base import Prepared, RecurrentMixer
 from evalsuite.models.mixers.decay import DecayOptions, init_decay_
 from evalsuite.models.mixers.interface import MIXERS
 from evalsuite.models.ops.gates import PerHeadLinear
@@ -73,10 +73,10 @@ class Mamba2(RecurrentMixer):
             log_decay=-step_size * upcast_fp32(self.A_log).exp(),
         )
 
-    def norm_and_gate(self, mixed: Tensor, x: Tensor) -> Tensor:
+    def norm_and_gate(self, mixed: Tensor, layer: Prepared) -> Tensor:
         if self.options.norm_before_gate or self.options.output_norm == "none":
-            return super().norm_and_gate(mixed, x)
-        gated = self.apply_gate(mixed.flatten(2), x).unflatten(-1, (-1, self.head_v_dim))
+            return super().norm_and_gate(mixed, layer)
+        gated = self.apply_gate(mixed.flatten(2), layer.x).unflatten(-1, (-1, self.head_v_dim))
         return self.o_norm(gated).flatten(2)
 
     def skip(self, inputs: RecurrenceInputs) -> Tensor | None:

@@ -122,7 +122,7 @@ def random_options(rng: random.Random, mixer: str) -> dict[str, Any]:
     for name, hint in option_types(kind).items():
         if rng.random() < share:
             values[name] = _random_value(rng, mixer, name, hint)
-    if mixer in ("deltanet", "gated_deltanet", "kda") and values.get("qk_norm") == "none":
+    if getattr(MIXERS[mixer], "uses_delta_rule", False) and values.get("qk_norm") == "none":
         # With long keys, whose I - b k k' is no contraction, a state outgrows all numbers.
         del values["qk_norm"]
     if mixer == "sliding_window":

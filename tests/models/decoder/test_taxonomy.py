@@ -13,7 +13,7 @@ from evalsuite.models import MIXERS, build_student
 from evalsuite.models.decoder.cache import StudentCache
 from evalsuite.models.decoder.taxonomy import taxonomy
 from evalsuite.models.mixers import RecurrentMixer
-from evalsuite.models.ops.recurrence import RecurrenceInputs, recurrence_matrix
+from evalsuite.models.ops.recurrence import Erase, RecurrenceInputs, recurrence_matrix
 from tests.models.decoder.test_cost import cache_bytes
 
 Make = Callable[..., PreTrainedModel]
@@ -60,10 +60,16 @@ def test_update_and_decay_are_those_of_the_recurrence(
         assert found.granularity is None
 
     # Under the delta rule alone, a key between removes a part of what an earlier token has written.
-    k = inputs.k.clone()
-    k[:, 3] = others.k[:, 3]
-    weights, changed = (recurrence_matrix(each)[..., 5, 0] for each in (inputs, replace(inputs, k=k)))
-    assert found.update == ("additive" if torch.allclose(weights, changed, rtol=1e-5, atol=0) else "delta")
+    between = torch.arange(6) == 3
+    k = torch.where(between[:, None, None], others.k, inputs.k)
+    erase = others.erase and others.erase.map(lambda x: x * between[:, None, None])
+    if erase is not None and inputs.erase is not None:
+        rest = inputs.erase.map(lambda x: x * ~between[:, None, None])
+        erase = Erase(erase.read + rest.read, None if rest.along is None else erase.along + rest.along)
+    changed = recurrence_matrix(replace(inputs, k=k, erase=erase))[..., 5, 0]
+    adds = torch.allclose(recurrence_matrix(inputs)[..., 5, 0], changed, rtol=1e-5, atol=0)
+    assert (found.update == "additive") == adds
+    assert (found.update == "generalized delta") == (inputs.erase is not None)
 
 
 @pytest.mark.parametrize(

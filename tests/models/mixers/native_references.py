@@ -238,10 +238,66 @@ def hedgehog(w: Weights, num_heads: int, x: Tensor) -> Tensor:
     return linear(w, "o_proj", o.flatten(1))
 
 
+def generalized(
+    q: Tensor, k: Tensor, v: Tensor, decay: Tensor, removed: Tensor, read: Tensor, *, after_decay: bool
+) -> Tensor:
+    """S = D S − r (aᵀ S) + k vᵀ with the matrices written out; a reads S before or after its decay."""
+    num_heads, key_dim, value_dim = k.shape[1], k.shape[2], v.shape[2]
+    state = torch.zeros(num_heads, key_dim, value_dim)
+    outputs = []
+    for t in range(q.shape[0]):
+        rows = []
+        for h in range(num_heads):
+            decayed = torch.diag(decay[t, h]) @ state[h]
+            removal = torch.outer(removed[t, h], read[t, h]) @ (decayed if after_decay else state[h])
+            state[h] = decayed - removal + torch.outer(k[t, h], v[t, h])
+            rows.append(q[t, h] @ state[h])
+        outputs.append(torch.stack(rows))
+    return torch.stack(outputs)
+
+
+def gated_deltanet_2(w: Weights, num_heads: int, x: Tensor) -> Tensor:
+    """arXiv 2605.22791 as fla's GatedDeltaNet2; the bias of f_proj is its dt_bias."""
+    q, k, v = _delta_qkv(w, num_heads, x)
+    steps = softplus(heads(low_rank(w, "f_proj", x), num_heads))
+    alpha = (-w["A_log"].exp().view(1, -1, 1) * steps).exp()
+    erase, write = (heads(torch.sigmoid(linear(w, f"{letter}_proj", x)), num_heads) for letter in "bw")
+    o = generalized(q, k, write * v, alpha, k, erase * k, after_decay=True)
+    o = rms(o, w["o_norm.weight"]).flatten(1)
+    return linear(w, "o_proj", o * torch.sigmoid(low_rank(w, "g_proj", x)))
+
+
+def comba(w: Weights, num_heads: int, x: Tensor) -> Tensor:
+    """arXiv 2506.02475 as fla's Comba, but that q and k are normalized before they are weighted."""
+    q, k, v = _delta_qkv(w, num_heads, x)
+    alpha = (-w["A_log"].exp() * softplus(linear(w, "a_proj", x))).exp().unsqueeze(-1).expand_as(k)
+    beta = torch.sigmoid(linear(w, "b_proj", x)).unsqueeze(-1)
+    q = q - w["D"].view(1, -1, 1) * k * k.shape[-1] ** -0.5
+    feedback = torch.sigmoid(w["feedback"]).view(1, -1, 1)
+    o = generalized(q, beta * k, v, alpha, beta * k, feedback * k, after_decay=False)
+    o = rms(o, w["o_norm.weight"]).flatten(1)
+    return linear(w, "o_proj", o * torch.sigmoid(linear(w, "g_proj", x)))
+
+
+def rwkv7(w: Weights, num_heads: int, x: Tensor) -> Tensor:
+    """arXiv 2503.14456, section 4.1, as fla's RWKV7Attention in the first layer without token shift, and with
+    a norm that has no bias and our epsilon."""
+    r, k, v = (heads(linear(w, f"{letter}_proj", x), num_heads) for letter in "qkv")
+    lora = torch.tanh(linear(w, "w_proj.0", x))
+    decay = heads((-0.606531 * torch.sigmoid(linear(w, "w_proj.2", lora))).exp(), num_heads)
+    rate = heads(torch.sigmoid(low_rank(w, "a_proj", x)), num_heads)
+    removal = unit(k * w["k_k"])
+    k = k * (1 + (rate - 1) * w["k_a"])
+    o = generalized(r, k, v, decay, removal * rate, removal, after_decay=False)
+    o = layer_norm(o, v.shape[-1:], eps=EPS) * heads(w["o_norm.weight"].unsqueeze(0), num_heads)
+    o = (o + (r * k * w["r_k"]).sum(-1, keepdim=True) * v).flatten(1)
+    return linear(w, "o_proj", o * linear(w, "g_proj.2", torch.sigmoid(linear(w, "g_proj.0", x))))
+
+
 REFERENCES: dict[str, Callable[[Weights, int, Tensor], Tensor]] = {
     function.__name__: function
     for function in (
         linear_attention, retnet, gla, mlstm, deltanet, gated_deltanet, kda, hgrn2, mamba2, metala,
-        rebased, hedgehog,
+        rebased, hedgehog, gated_deltanet_2, comba, rwkv7,
     )
 }  # fmt: skip

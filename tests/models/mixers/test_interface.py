@@ -102,7 +102,8 @@ def test_flops_follow_from_shapes(make_teacher: Make, name: str) -> None:
     else:
         heads, keys, values = mixer.state_shapes()["recurrent"]
         assert mixing[1] == mixing[99] == mixing[1001] >= 4 * heads * keys * values
-        assert mixing[1] - 4 * heads * keys * values >= (2 * heads * keys * values) * mixer.uses_delta_rule
+        products = mixer.uses_delta_rule + mixer.removes_along_own_key
+        assert mixing[1] - 4 * heads * keys * values >= 2 * heads * keys * values * products
 
 
 @pytest.mark.parametrize("name", sorted(n for n in MIXERS if issubclass(MIXERS[n], RecurrentMixer)))
@@ -110,7 +111,8 @@ def test_the_delta_rule_is_declared(make_teacher: Make, name: str) -> None:
     mixer = build_student(make_teacher(), name).model.layers[0].self_attn
     angles = torch.zeros(1, 3, 8)
     inputs = mixer.prepare(torch.randn(1, 3, 32), (angles.cos(), angles.sin())).inputs
-    assert (inputs.beta is not None) == mixer.uses_delta_rule
+    assert (inputs.rule != "additive") == mixer.uses_delta_rule
+    assert bool(inputs.erase and inputs.erase.along is not None) == mixer.removes_along_own_key
 
 
 def test_span_counts_what_it_shows() -> None:

@@ -200,7 +200,8 @@ def test_matrix_of_an_intra_layer_hybrid(name: str) -> None:
     real = torch.ones(2, 20, dtype=torch.bool)
     real[1, 15:] = False
     weights, values = mixer.attention_matrix(x, places, real)
-    mixed = mixer.project_output(torch.einsum("bhts,bshv->bthv", weights, values), x)
+    layer = mixer.prepare(x, places, token_mask=real)
+    mixed = mixer.project_output(torch.einsum("bhts,bshv->bthv", weights, values), layer)
     found = run(mixer, x, token_mask=real)
     close(found[0], mixed[0])
     close(found[1, :15], mixed[1, :15])

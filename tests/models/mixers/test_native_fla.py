@@ -25,6 +25,7 @@ ROWS: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
     "deltanet": ("DeltaNet", {}, {}),
     "gated_deltanet": ("GatedDeltaNet", {"head_dim": WIDTH, "expand_v": 1.0}, {"a_proj.bias": "dt_bias"}),
     "kda": ("KimiDeltaAttention", {"head_dim": WIDTH}, {"f_proj.1.bias": "dt_bias"}),
+    "gated_deltanet_2": ("GatedDeltaNet2", {"head_dim": WIDTH}, {"f_proj.1.bias": "dt_bias"}),
     "hgrn2": (
         "HGRN2Attention",
         {"expand_ratio": None},
@@ -32,7 +33,8 @@ ROWS: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
     ),
 }
 """Mixer → fla's layer, its arguments, and its names where they differ from ours. fla has no mLSTM or MetaLA;
-its Mamba2 needs mamba_ssm, and its ReBased has other widths."""
+its Mamba2 needs mamba_ssm, its ReBased has other widths, its Comba another order of norms, and its RWKV-7
+mixes tokens before the projections."""
 
 
 class Attention(nn.Module):

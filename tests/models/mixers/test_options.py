@@ -230,7 +230,7 @@ def test_published_kda_adds_its_gate_before_the_norm_and_forgets_at_once() -> No
     mixer, x, mixed = make("kda", 8, preset="published"), tokens(1, 4), torch.randn(1, 4, 2, 8).double()
     added = mixed + (x @ mixer.g_proj.weight.T).unflatten(-1, (2, 8))
     normed = added * (added.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * mixer.o_norm.weight
-    close(mixer.norm_and_gate(mixed, x), normed.flatten(2))
+    close(mixer.norm_and_gate(mixed, mixer.prepare(x)), normed.flatten(2))
     alphas = {}
     for preset in ("native", "published"):
         torch.manual_seed(0)

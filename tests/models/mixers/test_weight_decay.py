@@ -14,9 +14,10 @@ from evalsuite.foundation import ConfigError
 from evalsuite.models import MIXERS, build_student
 
 MATRICES = {
-    *(f"{letter}_proj.weight" for letter in "qkvogabfi"),
+    *(f"{letter}_proj.weight" for letter in "qkvogabfiw"),
     # Both factors of low-rank projections.
-    *(f"{name}_proj.{factor}.weight" for name in ("g", "gk", "f") for factor in (0, 1)),
+    *(f"{name}_proj.{factor}.weight" for name in ("g", "gk", "f", "a") for factor in (0, 1)),
+    *(f"w_proj.{factor}.weight" for factor in (0, 2)),
     "gk_proj.weight",
     "feature_proj",
     "gate_proj.weight",
