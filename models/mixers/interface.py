@@ -178,6 +178,17 @@ class Mixer(nn.Module):
         """
         raise NotImplementedError
 
+    def position_embeddings(
+        self, rotary: tuple[Tensor, Tensor], position_ids: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """What this layer gets as `position_embeddings`.
+
+        Args:
+            rotary: the teacher's cos and sin [1 or B, T, D].
+            position_ids: [1 or B, T].
+        """
+        return rotary
+
     def cache_spec(self) -> CacheSpec:
         """What one sequence occupies in this layer's cache."""
         raise NotImplementedError

@@ -4,7 +4,8 @@ A softmax layer keeps the teacher's projections and norms under their names, and
 the teacher's module in transformers computes, whose attention functions it calls.
 """
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -39,11 +40,26 @@ SOFTMAX_INITS = {"teacher": "qkvo", "qkv": "qkv", "vo": "vo", "random": ""}
 
 @dataclass(frozen=True, kw_only=True)
 class SoftmaxOptions:
-    """The teacher's layer, unless `init` says otherwise."""
+    """The teacher's layer, unless an option says otherwise."""
 
     init: Literal["teacher", "qkv", "vo", "random"] = "teacher"
     """Projections copied from the teacher: all, or those named; the others start at random. A Transformer
     distilled into a Transformer is the control of arXiv 2504.14366v1, Table 2."""
+    rotary: bool = True
+    """Rotate queries and keys as the teacher does. Without it the layer has no positions, those of a hybrid
+    being in its recurrent layers (HypeNet, arXiv 2601.22156, section 5.1)."""
+    logit_scale_base: float = 0.0
+    """a: scale the logits of a query at position t by log(t + a) / log(a), for texts longer than those of
+    training (arXiv 2601.22156, Eq. 11); 0 for none. Needs `rotary: false`."""
+
+    def __post_init__(self) -> None:
+        base = self.logit_scale_base
+        if base and not base > 1:
+            raise ConfigError(f"logit_scale_base = {base}: must be 0 or above 1")
+        if base and self.rotary:
+            raise ConfigError(
+                f"logit_scale_base = {base}: is for layers without positions; set rotary: false"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +70,7 @@ class SlidingWindowOptions(SoftmaxOptions):
     """Number of first tokens that every query attends to as well."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name, least in (("window", 1), ("sinks", 0)):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name} = {getattr(self, name)}: must be {least} or more")
@@ -87,6 +104,8 @@ class SoftmaxMixer(Mixer):
         self, attention: nn.Module, shape: AttentionShape, options: Any, *, layer: int, window: int | None
     ) -> None:
         super().__init__()
+        if not options.rotary:
+            shape = replace(shape, rotary=False)
         self.attention_shape, self.options, self.layer_idx = shape, options, layer
         self.span = self.make_span(options, window)
         # What transformers' attention functions read of a module.
@@ -94,7 +113,7 @@ class SoftmaxMixer(Mixer):
         self.num_key_value_groups, self.is_causal = shape.num_kv_groups, True
         self.head_dim = shape.head_dim
         self.scaling = shape.head_dim**-0.5 if shape.scaling is None else shape.scaling
-        if self.span.sinks:
+        if self.span.sinks or not options.rotary:
             self.served_as = None
         for name, module in attention.named_children():
             self.add_module(name, module)
@@ -114,6 +133,15 @@ class SoftmaxMixer(Mixer):
         found = self.load_state_dict(chosen, strict=False)
         assert not found.unexpected_keys
         assert set(found.missing_keys) == source.keys() - chosen.keys()
+
+    def position_embeddings(
+        self, rotary: tuple[Tensor, Tensor], position_ids: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        base = self.options.logit_scale_base
+        if not base:
+            return rotary
+        scale = torch.log(position_ids.float() + base).unsqueeze(-1) / math.log(base)
+        return scale, torch.zeros_like(scale)
 
     def cache_spec(self) -> CacheSpec:
         """Keys and values per token; with sinks a state of constant size."""
@@ -143,7 +171,7 @@ class SoftmaxMixer(Mixer):
 
         Args:
             hidden_states: [B, T, hidden].
-            position_embeddings: cos and sin [1 or B, T, D].
+            position_embeddings: cos and sin [1 or B, T, D], or what the method of that name returned.
             attention_mask: of the layer's span, [1 or B, 1, T, past + T]; None for plain causal attention. If
                 one row of packed sequences comes with a mask of several rows, no sequence crosses a mask row,
                 and the rows are attended to as a batch. An engine gives `AttentionMasks` of its pass.
@@ -258,6 +286,8 @@ class SoftmaxMixer(Mixer):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [B, T, H, D], keys and values [B, T, H / groups, D], normalised and rotated."""
         q, k, v = self._project(hidden_states)
+        if self.options.logit_scale_base:
+            q = (q * position_embeddings[0].unsqueeze(2)).to(q.dtype)
         if not self.attention_shape.rotary:
             return q, k, v
         # OLMo's angles are float32, whatever the dtype, and so are its products with them.

@@ -38,6 +38,7 @@ NUMBERS: dict[str, tuple[float, ...]] = {
     "lower_bound": (0.2, 0.7),
     "feature_dim": (4, 8),
     "floor": (0.1, 1.0),
+    "logit_scale_base": (4.0, 500.0),
 }
 """Values of every option that is a number, next to its default. A new option needs some, too."""
 
