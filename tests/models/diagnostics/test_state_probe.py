@@ -10,6 +10,7 @@ from torch import Tensor
 
 from evalsuite.foundation import ConfigError, DataError
 from evalsuite.models import build_student
+from evalsuite.models.decoder.taxonomy import taxonomy
 from evalsuite.models.diagnostics.state_probe import SEGMENTS, Haystack, probe_states
 from evalsuite.models.mixers import MIXERS, RecurrentMixer
 
@@ -65,7 +66,8 @@ def test_norms_are_those_of_the_cached_states(make_teacher: Any, name: str) -> N
             assert ((layer.readout >= 0) & (layer.readout <= 1)).all()
             assert (layer.log_decay <= layer.slowest_log_decay + 1e-6).all()
             assert (layer.slowest_log_decay <= 0).all()
-            assert (layer.beta is not None) == student.model.layers[layer.layer].self_attn.uses_delta_rule
+            update = taxonomy(name, student.config.base).update
+            assert (layer.beta is not None) == (update == "delta")
 
 
 def test_readout_is_the_share_of_the_attention_matrix(make_teacher: Any) -> None:
