@@ -119,7 +119,8 @@ def _backend(inputs: RecurrenceInputs) -> tuple[str, Backend]:
         return DECODE, recurrent.load("inference")
     if erase is not None:
         # fla's kernels of this rule have not been compared with the reference on a GPU (test_fla_dplr.py).
-        return "torch chunked", chunked
+        single = length == 1 and inputs.cu_seqlens is None
+        return ("", naive_recurrent) if single else ("torch chunked", chunked)
     # Pads do not decay, so that a fixed decay becomes one per token, which other kernels compute.
     decay = inputs.decay_shape
     if decay == "head" and inputs.token_mask is not None:

@@ -163,6 +163,20 @@ def test_kernels_of_padded_rows_take_the_decay_that_padding_gives(
         torch.testing.assert_close(state[row : row + 1], last, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("rule", ["generalized", "two keys"])
+def test_the_generalized_rule_never_runs_on_kernels_of_fla(
+    monkeypatch: pytest.MonkeyPatch, rule: str
+) -> None:
+    monkeypatch.setattr("evalsuite.models.ops.recurrence.op.use_triton", lambda x: True)
+    monkeypatch.setattr(fla_backend, "run", None)
+    for length, gradients in itertools.product((1, 2, fla_backend.MAX_RECURRENT_LENGTH + 1), (False, True)):
+        inputs = draw("channel", rule, length)
+        with torch.set_grad_enabled(gradients):
+            found = compute_recurrence(inputs)
+        for actual, expected in zip(found, chunked(inputs), strict=True):
+            torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize(("decay", "rule"), CASES)
