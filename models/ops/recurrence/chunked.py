@@ -157,12 +157,9 @@ def _run_chunks(
     scores, strict = scores_in_chunk(q, k, cumulative_decay, beta)
     q_in, k_in, k_out, carry = q, k, k, None
     if cumulative_decay is not None:
-        log_decay = cumulative_decay if cumulative_decay.dim() == 4 else cumulative_decay.unsqueeze(-1)
-        end = log_decay[:, :, -1:]
-        decay = log_decay.exp()
-        q_in, k_out = q * decay, k * (end - log_decay).exp()
+        decay, to_end, carry = _decays(cumulative_decay)
+        q_in, k_out = q * decay, k * to_end
         k_in = k * decay if beta is not None else k
-        carry = end.exp().transpose(-1, -2)
     writes, reads = v, None
     if beta is not None and strict is not None:
         targets = torch.cat([v, k_in], -1) * beta.unsqueeze(-1)
@@ -170,6 +167,14 @@ def _run_chunks(
         writes, reads = solved.split([v.shape[-1], k.shape[-1]], -1)
     before, writes, state = _carry_state(layout, k_out.transpose(-1, -2), writes, reads, carry, state)
     return scores @ writes + q_in @ before, state
+
+
+def _decays(cumulative_decay: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Decays from the start of a chunk to each token and from there to its end, both [M, H, C, K or 1], and
+    over the whole chunk [M, H, K or 1, 1]."""
+    log_decay = cumulative_decay if cumulative_decay.dim() == 4 else cumulative_decay.unsqueeze(-1)
+    end = log_decay[:, :, -1:]
+    return log_decay.exp(), (end - log_decay).exp(), end.exp().transpose(-1, -2)
 
 
 def _run_erasing_chunks(
@@ -185,12 +190,9 @@ def _run_erasing_chunks(
     keys = k if erase.along is None else torch.cat([k, erase.along], -2)
     q_in, a_in, keys_out, carry = q, erase.read, keys, None
     if cumulative_decay is not None:
-        log_decay = cumulative_decay if cumulative_decay.dim() == 4 else cumulative_decay.unsqueeze(-1)
-        end = log_decay[:, :, -1:]
-        decay, to_end = log_decay.exp(), (end - log_decay).exp()
+        decay, to_end, carry = _decays(cumulative_decay)
         q_in, a_in = q * decay, erase.read * _next_row(decay, first=1.0)
         keys_out = keys * (to_end if erase.along is None else torch.cat([to_end, to_end], -2))
-        carry = end.exp().transpose(-1, -2)
     scores, by_key, strict = erasing_scores(q, k, cumulative_decay, erase)
     values = v if erase.along is None else by_key @ v
     solved = torch.linalg.solve_triangular(
