@@ -339,7 +339,7 @@ def test_optional_sections_appear_with_their_data(synthetic: SimpleNamespace, tm
     (run / "selection.json").write_text(json.dumps(selection))
     page = compare([run], tmp_path / "more").page.read_text()
     assert "Decode speed of one sequence by context" in page
-    assert "selects 1 layers: 7." in page
+    assert "selects layer 7." in page
     assert "importance by layer" in page
     assert "stability of the selection" not in page
     assert "cost" not in page.split("selects 1 layers: 7")[1].split("</p>")[0]

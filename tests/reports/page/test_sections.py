@@ -264,7 +264,7 @@ def test_layers_importance_stability_and_quality(made: tuple[Report, Sections], 
     softmax, linear = importance["data"]
     assert (softmax["name"], softmax["x"]) == ("softmax", [3, 9, 14, 27])
     assert len(linear["x"]) == 26
-    assert importance["layout"]["yaxis"]["title"]["text"] == "KL divergence recovered by one swap, nats"
+    assert importance["layout"]["yaxis"]["title"]["text"] == "importance"
     assert "At the end: Jaccard 1.00, backbone 4 of 4, union 4." in page.text["layers"]
     similarity, _ = figures["ga_s2: stability of the selection"]["data"]
     assert similarity["y"][-1] == 1
