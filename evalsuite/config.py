@@ -54,8 +54,9 @@ class RunConfig:
     `evalsuite run --help`). Required to build requests; without the build phase it may be left out, and is
     otherwise checked against the run folder."""
     checkpoints: Sequence[str] = field(default=(), metadata=_read_by("build", "infer", flag="--checkpoint"))
-    """Hub ids, folders (of one checkpoint or of many), GGUF files or ``pocket``. The infer phase alone takes
-    all checkpoints of the run folder if none is given."""
+    """Hub ids, folders (of one checkpoint or of many), GGUF files or ``pocket``, with settings after a colon
+    (``./kda:weights=int8:state=bf16``) for quantized variants. The infer phase alone takes all checkpoints of
+    the run folder if none is given."""
     teacher: str | None = field(default=None, metadata=_read_by("build", "infer"))
     """The checkpoint that the others are compared with; it is evaluated as well."""
     limit: int | None = field(default=None, metadata=_read_by("build", "score"))

@@ -9,6 +9,7 @@ from evalsuite.foundation import CheckpointError, ConfigError, DataError, conten
 from evalsuite.foundation.context_limits import ContextLimit
 from evalsuite.foundation.typed import from_json
 from evalsuite.models.checkpoints.location import FAILED
+from evalsuite.models.checkpoints.precision import split_precision
 from evalsuite.models.checkpoints.tokenizers import tokenizer_parts
 from evalsuite.reports.run import Checkpoint, DivergedStudent
 
@@ -78,8 +79,10 @@ class CheckpointRegistry:
 
 def path_suffixes(path: str) -> list[str]:
     """Return the suffixes of a path in whole parts, the shortest first: ``kda``, ``b/kda``."""
-    parts = Path(path).parts
-    return ["/".join(parts[-depth:]).removesuffix(".gguf") for depth in range(1, len(parts) + 1)]
+    name, precision = split_precision(path)
+    parts = Path(name).parts
+    suffixes = ("/".join(parts[-depth:]).removesuffix(".gguf") for depth in range(1, len(parts) + 1))
+    return [precision.label(suffix) for suffix in suffixes]
 
 
 def describe_checkpoints(
@@ -99,7 +102,7 @@ def describe_checkpoints(
     paths = [teacher, *(path for path in checkpoints if path != teacher)] if teacher else list(checkpoints)
     if not paths:
         raise ConfigError("no checkpoints given: pass --checkpoint and/or --teacher")
-    known = [describe_checkpoint(path, trust_remote_code=trust_remote_code) for path in paths]
+    known = [describe_checkpoint(path, trust_remote_code=trust_remote_code, variants=True) for path in paths]
     labels = [info.label for info in known]
     if len(set(labels)) < len(labels):
         labels = unique_labels([str(path) for path in paths])
@@ -146,7 +149,7 @@ def diverged_students(paths: Sequence[str]) -> list[DivergedStudent]:
 
 def _notes_of_divergence(path: str) -> list[Path]:
     """Notes on the students of the run folder `path` and its variants, or on the student it would be."""
-    folder = Path(path).expanduser()
+    folder = Path(split_precision(path)[0]).expanduser()
     if not folder.exists():
         note = folder.parent / FAILED / f"{folder.name}.json"
         return [note] if note.is_file() else []
@@ -156,6 +159,7 @@ def _notes_of_divergence(path: str) -> list[Path]:
 def expand_folders(paths: Sequence[str]) -> list[str]:
     """Replace folders of checkpoints, as `distill --out` writes them, by the checkpoints inside.
 
+    Settings of a folder are those of each checkpoint.
     A folder that contains no checkpoint is returned as it is; loading it then raises a specific error.
     Students that diverged are left out (see `diverged_students`).
 
@@ -163,30 +167,38 @@ def expand_folders(paths: Sequence[str]) -> list[str]:
         CheckpointError: all of them have diverged.
     """
     found: list[str] = []
-    trained = [path for path in paths if Path(path).expanduser().exists() or not _notes_of_divergence(path)]
+    named = {path: split_precision(path) for path in paths}
+    trained = [
+        path
+        for path, (name, _) in named.items()
+        if Path(name).expanduser().exists() or not _notes_of_divergence(path)
+    ]
     if paths and not trained:
         sentences = "; ".join(f"{each.label} {each.why}" for each in diverged_students(paths))
         raise CheckpointError(f"{sentences}: there is no checkpoint to evaluate")
     for path in trained:
-        folder = Path(path).expanduser()
+        name, precision = named[path]
+        folder = Path(name).expanduser()
         below: list[Path] = []
-        if path != "pocket" and folder.is_dir() and not (folder / "config.json").is_file():
+        if name != "pocket" and folder.is_dir() and not (folder / "config.json").is_file():
             below = [config.parent for config in folder.rglob("config.json")]
-        found += sorted(str(each) for each in below if any(each.glob("*.safetensors"))) or [path]
+        settings = f":{precision}" if precision else ""
+        found += sorted(f"{each}{settings}" for each in below if any(each.glob("*.safetensors"))) or [path]
     return list(dict.fromkeys(found))
 
 
 def unique_labels(paths: Sequence[str]) -> list[str]:
     """Return the shortest distinct path suffixes: ``gla``, or ``a/final`` and ``b/final``."""
-    parts = [Path(path).parts for path in paths]
+    named = [split_precision(path) for path in paths]
+    parts = [(Path(name).parts, precision) for name, precision in named]
     labels = []
-    for number, mine in enumerate(parts):
+    for number, (mine, precision) in enumerate(parts):
         for depth in range(1, len(mine) + 1):
-            others = (each[-depth:] for at, each in enumerate(parts) if at != number)
-            if depth == len(mine) or mine[-depth:] not in others:
-                labels.append("/".join(mine[-depth:]))
+            others = [(each[-depth:], its) for at, (each, its) in enumerate(parts) if at != number]
+            if depth == len(mine) or (mine[-depth:], precision) not in others:
+                labels.append(precision.label("/".join(mine[-depth:]).removesuffix(".gguf")))
                 break
-    return [label.removesuffix(".gguf") for label in labels]
+    return labels
 
 
 def tokenizer_id(tokenizer: Any) -> str:

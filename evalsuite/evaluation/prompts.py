@@ -166,7 +166,7 @@ def _tokenizer(checkpoint: str | None) -> Any:
         return None
     from evalsuite.models.checkpoints.load import describe_checkpoint
 
-    return describe_checkpoint(checkpoint).tokenizer
+    return describe_checkpoint(checkpoint, variants=True).tokenizer
 
 
 def _loglikelihood_prompt(harness: "LogLikelihoodBenchmark", number: int) -> str:

@@ -19,7 +19,7 @@ def describe(path: str | Path) -> str:
     Raises:
         CheckpointError: as `load_checkpoint`; the weights are not read into memory.
     """
-    info = describe_checkpoint(path, with_tokenizer=False)
+    info = describe_checkpoint(path, with_tokenizer=False, variants=True)
     try:
         cost = ModelCost.of(info.config)
         counted = {

@@ -18,6 +18,7 @@ from evalsuite.foundation import CheckpointError, ConfigError, EvalsuiteError, c
 from evalsuite.models.checkpoints.config import STUDENT_TYPE, check_config, read_object
 from evalsuite.models.checkpoints.fingerprint import weights_id
 from evalsuite.models.checkpoints.location import TRAINING, Location, first_line, locate
+from evalsuite.models.checkpoints.precision import EXACT, Precision
 from evalsuite.models.checkpoints.safetensors_index import stored_tensors
 from evalsuite.models.checkpoints.tokenizers import whole_texts, with_stated_tokens
 
@@ -43,6 +44,8 @@ class Checkpoint:
     """Provenance: the `lineage.json` in a student's folder; empty for a teacher."""
     revision: str | None = None
     """The commit of a hub model; None for local files."""
+    precision: Precision = EXACT
+    """To what its weights and states are rounded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +82,9 @@ def load_checkpoint(
     """Load a model for inference (eval mode).
 
     Args:
-        path: hub id (`ORG/NAME` or `ORG/NAME@REVISION`), folder, `.gguf` file, or `pocket`.
+        path: hub id (`ORG/NAME` or `ORG/NAME@REVISION`), folder, `.gguf` file, or `pocket`. With settings,
+            such as `./kda:weights=int8:state=bf16`, the variant whose weights and recurrent states are
+            rounded; see `evalsuite.models.decoder.precision`.
         dtype: `auto` (as stored; float32 for GGUF), or a torch dtype or its name.
         trust_remote_code: allow Python code from the checkpoint. Off by default.
         label: name in reports; derived from the path by default.
@@ -87,19 +92,20 @@ def load_checkpoint(
             as transformers' own model.
 
     Raises:
-        CheckpointError: missing, truncated, pickled, of another schema, in need of remote code, or with a
-            tokenizer of another model; the message names the problem and a remedy.
+        CheckpointError: missing, truncated, pickled, of another schema, in need of remote code, with a
+            tokenizer of another model, or with settings that do not apply to it; the message names the
+            problem and a remedy.
     """
     torch_dtype = getattr(torch, dtype, None) if isinstance(dtype, str) and dtype != "auto" else dtype
     if torch_dtype != "auto" and not isinstance(torch_dtype, torch.dtype):
         raise CheckpointError(f"dtype '{dtype}' is not a torch dtype; try auto, float32 or bfloat16")
-    with _opened(path) as location:
+    with _opened(path, variants=as_decoder) as location:
         extra = {}
         if location.gguf is not None:
             # Dequantize on every machine: with a suitable kernel transformers would keep the blocks packed.
             extra["quantization_config"] = GgufConfig(dequantize=True)
             torch_dtype = torch.float32 if torch_dtype == "auto" else torch_dtype
-        identifier = weights_id(location.path)
+        original = weights_id(location.path)
         # The tokenizer and the model read it as well, with errors that do not name it.
         _load(AutoConfig, location, trust_remote_code)
         tokenizer = _load(AutoTokenizer, location, trust_remote_code)
@@ -129,11 +135,29 @@ def load_checkpoint(
         path=str(path),
         model=model.to(device).eval(),
         tokenizer=tokenizer,
-        weights_id=identifier,
-        lineage=_lineage(location),
+        weights_id=location.precision.weights_id(original),
+        lineage=_lineage(location, original),
         revision=location.revision,
+        precision=location.precision,
     )
-    return with_decoder(checkpoint) if as_decoder else checkpoint
+    if not as_decoder:
+        return checkpoint
+    checkpoint = with_decoder(checkpoint)
+    if location.precision:
+        _apply_precision(checkpoint.model, location)
+    return checkpoint
+
+
+def _apply_precision(model: "PreTrainedModel", location: Location) -> None:
+    from evalsuite.models.decoder.precision import round_states, round_weights
+
+    try:
+        if location.precision.weights is not None:
+            round_weights(model, location.precision.weights)
+        if location.precision.state is not None:
+            round_states(model, location.precision.state)
+    except ConfigError as error:
+        raise CheckpointError(f"{location.name}: {error}") from error
 
 
 def with_decoder(checkpoint: Checkpoint) -> Checkpoint:
@@ -166,17 +190,22 @@ def without_progress_bars() -> Iterator[None]:
 
 
 def describe_checkpoint(
-    path: str | Path, *, trust_remote_code: bool = False, with_tokenizer: bool = True
+    path: str | Path,
+    *,
+    trust_remote_code: bool = False,
+    with_tokenizer: bool = True,
+    variants: bool = False,
 ) -> CheckpointInfo:
     """Describe a checkpoint without loading its weights.
 
     Args:
+        variants: accept settings in the path, for a caller that loads the model with `load_checkpoint`.
         with_tokenizer: false does without the tokenizer of a GGUF file, whose merges take seconds to derive.
 
     Raises:
         CheckpointError: as `load_checkpoint`.
     """
-    with _opened(path) as location:
+    with _opened(path, variants=variants) as location:
         config = _load(AutoConfig, location, trust_remote_code)
         if location.header is not None and not with_tokenizer:
             tokenizer, tokens = None, location.header.num_tokens
@@ -188,18 +217,19 @@ def describe_checkpoint(
             tokens, highest = len(tokenizer), max(tokenizer.get_vocab().values(), default=-1)
         parameters = _parameters(location)
     _check_tokenizer(location.source, highest, config.get_text_config().vocab_size)
+    original = weights_id(location.path)
     return CheckpointInfo(
         label=_label(location),
         path=str(path),
         config=config,
         tokenizer=tokenizer,
         tokens=tokens,
-        weights_id=weights_id(location.path),
+        weights_id=location.precision.weights_id(original),
         parameters=parameters,
-        lineage=_lineage(location),
+        lineage=_lineage(location, original),
         revision=location.revision,
         folder=location.folder,
-        training=None if location.gguf else training_file(location.folder),
+        training=None if location.gguf or location.precision else training_file(location.folder),
     )
 
 
@@ -226,9 +256,18 @@ def training_file(folder: Path) -> Path | None:
 
 
 @contextmanager
-def _opened(path: str | Path) -> Iterator[Location]:
-    """Locate and check a checkpoint; within this context the header of a GGUF file is parsed only once."""
+def _opened(path: str | Path, *, variants: bool = False) -> Iterator[Location]:
+    """Locate and check a checkpoint; within this context the header of a GGUF file is parsed only once.
+
+    Raises:
+        CheckpointError: as `load_checkpoint`, or settings without `variants`.
+    """
     location = locate(str(path))
+    if location.precision and not variants:
+        raise CheckpointError(
+            f"{location.name}: only evalsuite's decoder, in engine torch, rounds weights and states; leave "
+            f"out '{location.precision}' here"
+        )
     if location.gguf is None:
         # What transformers would trip over later, without a word about the file.
         check_config(location.folder / "config.json")
@@ -302,12 +341,22 @@ def _parameters(location: Location) -> int:
     return sum(math.prod(tensor.shape) for tensor in stored_tensors(location.folder))
 
 
-def _lineage(location: Location) -> dict[str, Any]:
+def _lineage(location: Location, original: str) -> dict[str, Any]:
+    """Its `lineage.json`; of a variant what it is made of, so that it is no other run of the same recipe."""
     file = location.folder / "lineage.json"
-    return read_object(file) if location.gguf is None and file.is_file() else {}
+    lineage = read_object(file) if location.gguf is None and file.is_file() else {}
+    if not location.precision:
+        return lineage
+    teacher = {"teacher": lineage["teacher"]} if "teacher" in lineage else {}
+    variant_of = {"label": _file_label(location), "weights_id": original}
+    return {**teacher, "variant_of": {**variant_of, **location.precision.stated}}
 
 
 def _label(location: Location) -> str:
+    return location.precision.label(_file_label(location))
+
+
+def _file_label(location: Location) -> str:
     if location.gguf is None:
         return location.source.rstrip("/").rsplit("/", 1)[-1] if location.source != "pocket" else "pocket"
     if found := _QUANTIZED.fullmatch(location.gguf):

@@ -2,11 +2,12 @@
 
 import os
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from evalsuite.foundation import CheckpointError
+from evalsuite.models.checkpoints.precision import EXACT, Precision, split_precision
 
 POCKET = Path(__file__).parents[1] / "pocket"
 """Folder of the pocket teacher."""
@@ -31,6 +32,13 @@ class Location:
     gguf: str | None = None
     header: Any = field(default=None, compare=False)
     """The `HeaderReader` of an opened GGUF file."""
+    precision: Precision = EXACT
+    """The settings in its name; `source` is without them."""
+
+    @property
+    def name(self) -> str:
+        """The source with its settings."""
+        return f"{self.source}:{self.precision}" if self.precision else self.source
 
     @property
     def revision(self) -> str | None:
@@ -47,17 +55,26 @@ def locate(source: str) -> Location:
     """Locate a checkpoint; a hub id is looked up in the cache and downloaded unless offline.
 
     Raises:
-        CheckpointError: neither found here nor on the hub.
+        CheckpointError: neither found here nor on the hub, or invalid settings.
     """
-    return locate_here(source) or Location(source, _from_hub(source))
+    if (found := locate_here(source)) is not None:
+        return found
+    name, precision = split_precision(source)
+    return Location(name, _from_hub(name), precision=precision)
 
 
 def locate_here(source: str) -> Location | None:
     """Locate a checkpoint on this machine; None for a hub id.
 
     Raises:
-        CheckpointError: no checkpoint, and no hub id.
+        CheckpointError: no checkpoint, and no hub id, or invalid settings.
     """
+    name, precision = split_precision(source)
+    found = _locate_files(name)
+    return None if found is None else replace(found, precision=precision)
+
+
+def _locate_files(source: str) -> Location | None:
     if source == "pocket":
         if not (POCKET / "config.json").is_file():
             raise CheckpointError("pocket: this installation has no pocket teacher; reinstall evalsuite")

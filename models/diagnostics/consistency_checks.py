@@ -7,6 +7,7 @@ between them bound the smallest difference between two models that is not an art
 import copy
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -15,9 +16,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from evalsuite.foundation import DataError, MissingDependencyError
+from evalsuite.foundation import ConfigError, DataError, MissingDependencyError
 from evalsuite.models import StudentForCausalLM, kernel_policy
 from evalsuite.models.checkpoints.load import Checkpoint
+from evalsuite.models.decoder.precision import state_precision
 from evalsuite.models.diagnostics.own_paths import (
     Logprobs,
     OwnPathResult,
@@ -254,6 +256,11 @@ class _CheckRunner:
                 self.other_backend,
             ),
             (
+                "precision state",
+                "the recurrent state rounded to bfloat16 whenever it is stored, token by token from a cache",
+                self.rounded_state,
+            ),
+            (
                 "generation",
                 "greedy generation in a batch, compared with one prompt at a time",
                 self.greedy_changes,
@@ -396,6 +403,16 @@ class _CheckRunner:
             raise _NotApplicableError(f"{type(self.model).__name__} has no recurrence of two backends")
         with kernel_policy("torch" if self.model.device.type == "cuda" else "triton"):
             return self.unbatched(self.model)
+
+    def rounded_state(self) -> Logprobs:
+        """As `decoded`, with the state in bfloat16."""
+        _ = self.engine  # Its proofs are of exact states.
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(state_precision(self.model, "bf16"))
+            except ConfigError as error:
+                raise _NotApplicableError(str(error)) from error
+            return self.decoded()
 
     def _ids(self, tokens: Sequence[int]) -> Tensor:
         return torch.tensor([tokens], device=self.model.device)

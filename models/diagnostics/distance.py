@@ -16,7 +16,9 @@ from torch import Tensor
 from torch.nn.functional import linear, log_softmax
 
 from evalsuite.foundation import ConfigError, DataError
+from evalsuite.models.decoder.cache import CACHE
 from evalsuite.models.decoder.head import LanguageModelHead
+from evalsuite.models.decoder.precision import rounds_states, state_precision
 from evalsuite.models.inference.batching import make_length_batches, pad_right, to_device
 from evalsuite.models.inference.proof import largest_deviation
 
@@ -204,13 +206,15 @@ class SplitModel:
         bias: Tensor | None = getattr(self._head.linear, "bias", None)
         self._bias = None if bias is None else bias.detach().float()
         self.device, self.vocabulary = self._weight.device, int(self._weight.shape[0])
-        self._check(model)
+        with state_precision(model, None):
+            self._check(model)
+        self._rounds_states = rounds_states(model)
 
     def _check(self, model: Any) -> None:
         """Raise ConfigError for a model whose logits are not head(decoder(x))."""
         tokens = torch.arange(min(16, self.vocabulary), device=self.device)[None]
         whole = model(input_ids=tokens, use_cache=False).logits[0]
-        deviation = largest_deviation([whole], [self.logits(self.hidden(tokens))])
+        deviation = largest_deviation([whole], [self.logits(self._read(tokens).flatten(0, 1))])
         if deviation is not None:
             raise ConfigError(
                 f"{type(model).__name__}: distances of this architecture cannot be measured: the head on the "
@@ -218,9 +222,21 @@ class SplitModel:
             )
 
     def hidden(self, tokens: Tensor) -> Tensor:
-        """Last hidden states of token ids [B, T], flattened to [B · T, width]."""
-        found: Tensor = self._body(input_ids=tokens, use_cache=False).last_hidden_state
-        return found.flatten(0, 1)
+        """Last hidden states of token ids [B, T], flattened to [B · T, width].
+
+        A model that rounds its states reads token by token, as in generation.
+        """
+        if not self._rounds_states:
+            return self._read(tokens).flatten(0, 1)
+        cache = self._body.new_cache()
+        steps = [self._read(tokens[:, [place]], cache) for place in range(tokens.shape[1])]
+        return torch.cat(steps, 1).flatten(0, 1)
+
+    def _read(self, tokens: Tensor, cache: Any = None) -> Tensor:
+        read: Tensor = self._body(
+            input_ids=tokens, use_cache=cache is not None, **({} if cache is None else {CACHE: cache})
+        ).last_hidden_state
+        return read
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits float32 [N, vocabulary] of hidden states [N, width]."""

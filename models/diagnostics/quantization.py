@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from evalsuite.foundation import ConfigError
+from evalsuite.models.ops.quantization import round_symmetric
 
 BITS = (8, 6, 5, 4, 3, 2)
 """The marks of the yardstick."""
@@ -54,10 +55,7 @@ def round_to_nearest(weight: Tensor, bits: int, block: int = BLOCK) -> Tensor:
         raise ConfigError(f"block = {block}: must be at least 1")
     outputs, inputs = weight.shape
     padded = nn.functional.pad(weight.float(), (0, -inputs % block)).view(outputs, -1, block)
-    scale = padded.abs().amax(-1, keepdim=True) / level
-    # A block of zeros, or one so small that its scale underflows, keeps a scale that does not divide by zero.
-    steps = torch.where(scale > 0, scale, torch.ones_like(scale))
-    rounded = (padded / steps).round().clamp(-level, level) * scale
+    rounded = round_symmetric(padded, level, dim=-1)
     return rounded.view(outputs, -1)[:, :inputs].to(weight.dtype)
 
 

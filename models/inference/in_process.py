@@ -49,7 +49,8 @@ class InProcessEngine(EngineType):
         max_length: maximum number of positions; None uses the config's, if it states any.
 
     Raises:
-        ConfigError: `max_length` is not positive or beyond the model's positions.
+        ConfigError: `max_length` is not positive or beyond the model's positions, or the engine cannot round
+            weights or states as the checkpoint says.
     """
 
     extends_positions = True
@@ -61,6 +62,11 @@ class InProcessEngine(EngineType):
     """Batches of log-likelihoods that are started before the last one is collected."""
 
     def __init__(self, checkpoint: Checkpoint, *, max_length: int | None = None) -> None:
+        if checkpoint.precision and not self.rounds:
+            raise ConfigError(
+                f"{checkpoint.label}: engine {self.name} does not round weights or states "
+                f"({checkpoint.precision}); engine torch does, where it can run the model"
+            )
         self.checkpoint = checkpoint
         model = checkpoint.model.eval()
         stated = max_positions(model.config)

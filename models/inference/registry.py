@@ -77,6 +77,8 @@ class EngineType(ABC):
     extends_positions: ClassVar[bool] = False
     """Whether it reads more positions than a config states (`EngineSettings.max_length`), and says so in its
     fingerprint."""
+    rounds: ClassVar[bool] = False
+    """Whether it runs checkpoints whose weights or states are rounded (`Precision`)."""
 
     @classmethod
     @abstractmethod

@@ -40,6 +40,7 @@ from evalsuite.models.mixers.teacher_weights import copy_projections
 from evalsuite.models.mixers.window_branch import mix_window, mix_window_matrix, window_heads
 from evalsuite.models.mixers.window_state import state_shapes as window_state_shapes
 from evalsuite.models.ops.glu import glu
+from evalsuite.models.ops.quantization import quantize_dequantize
 from evalsuite.models.ops.recurrence import (
     OWN,
     RecurrenceInputs,
@@ -88,6 +89,8 @@ class RecurrentMixer(Mixer):
     """True if `erase` removes along another key than that of the write, which is one more product."""
     recurrence: Callable[[RecurrenceInputs], tuple[Tensor, Tensor]] = staticmethod(compute_recurrence)
     """What computes the recurrence; training may replace it."""
+    state_precision: str | None = None
+    """To what the recurrent state is rounded when it is stored in a cache, as in `quantize_dequantize`."""
 
     def __init__(self, attention_shape: AttentionShape, options: MixerOptions, layer_idx: int) -> None:
         super().__init__()
@@ -361,6 +364,8 @@ class RecurrentMixer(Mixer):
             access=access,
         )
         o, last = self.recurrence(layer.inputs)
+        if own is not None and self.state_precision is not None:
+            last = quantize_dequantize(last, self.state_precision)
         mixed, new_state = self.apply_normalizer(o, layer), {"recurrent": last, **layer.state}
         if layer.window is not None:
             mixed, window_state = mix_window(

@@ -66,6 +66,8 @@ class Lineage:
     selector: str | None
     complete: bool
     """False for an intermediate checkpoint."""
+    variant_of: str | None
+    """The checkpoint whose weights or states are rounded, and to what."""
 
     @property
     def main_mixer(self) -> str | None:
@@ -141,7 +143,16 @@ def lineage_of(checkpoint: Checkpoint) -> Lineage:
         teacher_id=_text(teacher.get("weights_id") if isinstance(teacher, dict) else teacher),
         selector=_text(selection.get("selector") if isinstance(selection, dict) else raw.get("selector")),
         complete=raw.get("complete") is not False,
+        variant_of=_variant_of(raw.get("variant_of")),
     )
+
+
+def _variant_of(raw: Any) -> str | None:
+    """Such as ``kda 3f9a1c… with int8 weights, bf16 state``."""
+    if not isinstance(raw, dict):
+        return None
+    settings = ", ".join(f"{raw[part]} {part}" for part in ("weights", "state") if _text(raw.get(part)))
+    return f"{raw.get('label', '')} {raw.get('weights_id', '')} with {settings}"
 
 
 def _ancestor(raw: dict[str, Any]) -> str:

@@ -117,6 +117,7 @@ def run(arguments: argparse.Namespace) -> int:
     from evalsuite.foundation import ConfigError
     from evalsuite.models.benchmark.points import read_measurements, save_measurement
     from evalsuite.models.benchmark.sweep import run_sweep
+    from evalsuite.models.checkpoints.precision import split_precision
     from evalsuite.reports.measures.efficiency import efficiency_text
     from evalsuite.reports.records.efficiency import EfficiencyRow
 
@@ -126,6 +127,11 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError("give checkpoints, or --random --like SHAPE [--mixer M …]")
     if arguments.mixer and not arguments.random:
         raise ConfigError(f"--mixer {arguments.mixer[0]}: only with --random --like SHAPE")
+    for path in arguments.checkpoints:
+        if settings := split_precision(path)[1]:
+            raise ConfigError(
+                f"{path}: rounding is simulated and changes neither speed nor memory; leave out '{settings}'"
+            )
     check_device(arguments.engine, arguments.device)
     device, dtype = resolve_device(arguments.device, arguments.dtype)
     sweep = _sweep(arguments, on_gpu=device.startswith("cuda"))

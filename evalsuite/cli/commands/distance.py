@@ -19,7 +19,7 @@ def add(commands: argparse._SubParsersAction) -> None:
             "  evalsuite distance --teacher pocket --out runs/demo --yardstick"
         ),
     )
-    parser.add_argument("checkpoints", nargs="*", metavar="CHECKPOINT", help="students")
+    parser.add_argument("checkpoints", nargs="*", metavar="CHECKPOINT", help="students; variants as in `run`")
     parser.add_argument("--teacher", required=True, metavar="PATH", help="the teacher that the run evaluated")
     parser.add_argument(
         "--out",

@@ -56,7 +56,8 @@ def add(commands: argparse._SubParsersAction) -> None:
         dest="checkpoints",
         nargs="+",
         metavar="PATH",
-        help="hub id, folder (of one checkpoint or of many), GGUF file or 'pocket'",
+        help="hub id, folder (of one checkpoint or of many), GGUF file or 'pocket'; PATH:weights=int8|fp8 "
+        "and PATH:state=bf16|fp8|int8 are variants with rounded weights and recurrent states",
     )
     parser.add_argument("--teacher", metavar="PATH", help="the checkpoint that the others are compared with")
     parser.add_argument("--out", type=Path, help="run folder; repeat the command to resume")

@@ -12,9 +12,10 @@ from evalsuite.config import RunConfig
 from evalsuite.evaluation.checkpoints import CheckpointRegistry, diverged_students
 from evalsuite.evaluation.loss_curves import read_curve, write_curves
 from evalsuite.foundation import ConfigError
+from evalsuite.models.checkpoints.precision import split_precision
 from evalsuite.models.engines import engine_type
 from evalsuite.models.inference.base import Engine
-from evalsuite.models.inference.registry import EngineSettings
+from evalsuite.models.inference.registry import EngineSettings, EngineType
 from evalsuite.reports.run import Checkpoint, Manifest, still_diverged, write_manifest
 
 
@@ -43,6 +44,7 @@ def engine_factory(
     kind = engine_type(engine, arguments or {}, max_length)
 
     def make(path: str, label: str | None) -> Engine:
+        _check_precision(kind, path)
         resolved_device, resolved_dtype = resolve_device(device, dtype)
         settings = EngineSettings(
             device=resolved_device,
@@ -80,9 +82,20 @@ def check_servable(config: RunConfig, paths: Sequence[str]) -> None:
         max_length=config.max_length,
     )
     check_device(config.engine, config.device)
-    if engine_type(config.engine, config.engine_args).opens_unloaded:
-        for path in paths:
+    kind = engine_type(config.engine, config.engine_args)
+    for path in paths:
+        _check_precision(kind, path)
+        if kind.opens_unloaded:
             make(path, "")
+
+
+def _check_precision(kind: type[EngineType], path: str) -> None:
+    """Raise ConfigError for a checkpoint with settings that this engine does not apply."""
+    _, precision = split_precision(path)
+    if precision and not kind.rounds:
+        raise ConfigError(
+            f"{path}: engine {kind.name} does not round weights or states ({precision}); use engine torch"
+        )
 
 
 def resolve_device(device: str, dtype: str) -> tuple[str, str]:
@@ -111,7 +124,8 @@ def select_checkpoints(
         if each is None:
             from evalsuite.models.checkpoints.load import describe_checkpoint
 
-            weights_id = describe_checkpoint(path, trust_remote_code=trust_remote_code).weights_id
+            info = describe_checkpoint(path, trust_remote_code=trust_remote_code, variants=True)
+            weights_id = info.weights_id
             if weights_id not in by_weights:
                 raise ConfigError(f"{path}: not a checkpoint of this run; build its requests first")
             each = replace(by_weights[weights_id], path=path)

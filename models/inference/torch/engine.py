@@ -1,10 +1,12 @@
 """The in-process engine: teachers, hybrids and recurrent students, on a CPU or a GPU."""
 
 import logging
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from evalsuite.models.checkpoints.load import Checkpoint, load_checkpoint
+from evalsuite.models.decoder.precision import rounds_states, state_precision
 from evalsuite.models.inference import in_process
 from evalsuite.models.inference.batch_limits import compute_batch_limits, min_tokens_saved
 from evalsuite.models.inference.batching import RequestBatch
@@ -58,6 +60,7 @@ class TorchEngine(InProcessEngine):
 
     display_name = "torch"
     source = SOURCE
+    rounds = True
 
     def __init__(
         self, checkpoint: Checkpoint, *, max_length: int | None = None, batch_tokens: int | None = None
@@ -68,8 +71,11 @@ class TorchEngine(InProcessEngine):
             raise UnsupportedModelError(f"{type(model).__name__}: {reason}")
         name = type(model).__name__
         with refuse_unsupported(f"{name}: its layers do not work with the caches of engine torch"):
-            self.runner = ModelRunner(model)
-            verify_cache(self.runner, model)
+            # Rounded states depend on where a text is split; the caches are proved without rounding.
+            with state_precision(model, None):
+                self.runner = ModelRunner(model)
+                verify_cache(self.runner, model)
+            self.runner.rounds_states = rounds_states(model)
         self.vocab_size = self.runner.vocab_size
         self.limits = compute_batch_limits(
             model.device,
@@ -82,7 +88,8 @@ class TorchEngine(InProcessEngine):
         self.steps_per_block, self.lookahead = (8, 1) if on_gpu else (1, 0)
         self._min_saved = min_tokens_saved(model.device.type, model.num_parameters())
         # On a GPU the masks that shared prefixes need rule out fused attention, and prefill is a small part.
-        self.share_prefixes = not on_gpu
+        # The rounding of a shared prefix's state would depend on the other requests.
+        self.share_prefixes = not on_gpu and not self.runner.rounds_states
         self._last_batch: tuple[tuple[int, int, bool, bool], DecodeBatch, StepFunction] | None = None
         """Shape, slots and step of the last generation; captured graphs serve the next one."""
 
@@ -110,7 +117,8 @@ class TorchEngine(InProcessEngine):
         return TorchBenchmark(self.runner, self.checkpoint)
 
     def _score_batches(self, requests: Sequence[ScoreRequest], indices: Sequence[int]) -> list[RequestBatch]:
-        return make_batches(requests, indices, self.limits, self._min_saved)
+        min_saved = sys.maxsize if self.runner.rounds_states else self._min_saved
+        return make_batches(requests, indices, self.limits, min_saved)
 
     def _start(self, requests: Sequence[ScoreRequest], batch: RequestBatch) -> LoglikelihoodBatch:
         return LoglikelihoodBatch(self.runner, requests, self.limits, batch.num_shared)

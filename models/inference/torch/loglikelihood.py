@@ -81,7 +81,8 @@ class LoglikelihoodBatch(ScoredBatch):
 
     A context and what all its continuations start with are one row, also if several requests have it, from
     whose cache every continuation that has more to read branches. A single continuation, one-token
-    continuations, and those that differ in their last token alone cost nothing beyond that row.
+    continuations, and those that differ in their last token alone cost nothing beyond that row. Where states
+    are rounded, every continuation branches from its context's.
 
     Args:
         runner: the model.
@@ -107,7 +108,7 @@ class LoglikelihoodBatch(ScoredBatch):
         self._row = [number[request.context] for request in requests]
         """Row of each request's context."""
         self._contexts = list(same)
-        self._starts = [_common_start(each) for each in same.values()]
+        self._starts = [() if runner.rounds_states else _common_start(each) for each in same.values()]
         """By row."""
         branches, cache = self._run_contexts()
         if cache is not None:

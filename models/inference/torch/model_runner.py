@@ -57,6 +57,9 @@ class ModelRunner:
         # On a GPU the number of kernels matters more than padding; a recurrence needs padded rows.
         has_states = any(isinstance(each, Mixer) and each.cache_spec().states for each in model.modules())
         self.unpads = self.device.type == "cpu" and not has_states
+        self.rounds_states = False
+        """Whether the model's states are rounded when they are stored: each prompt is then read in one pass,
+        and each continuation from its context's stored state, whatever other requests there are."""
         self._check(model)
 
     @torch.inference_mode()

@@ -58,7 +58,7 @@ def _figures(report: Report) -> list[Figure]:
     for teacher, name in sorted(texts, key=lambda each: (each[0], each[1] != ANSWERS, each[1].lower())):
         rows = [row for row in report.of(distances) if (row.teacher, row.text) == (teacher, name)]
         place = "right answers" if name == ANSWERS else name
-        if len(report.teachers) > 1:
+        if len({each for each, _ in texts}) > 1:
             place += f", teacher {report.checkpoints[teacher].label}"
         figures.append(_yardstick(report, [row for row in rows if row.kind == "all"], place))
         figures += [

@@ -37,6 +37,7 @@ def lineages(report: Report) -> list[LineageView]:
             ("recipe", " ".join(part for part in (lineage.recipe, lineage.recipe_hash) if part)),
             ("seed", "" if lineage.seed is None else str(lineage.seed)),
             ("teacher", " ".join(part for part in (lineage.teacher_path, lineage.teacher_id) if part)),
+            ("variant of", lineage.variant_of or ""),
             ("continues", " → ".join(lineage.ancestors)),
             ("tokens", formatting.count(lineage.tokens) if lineage.tokens else ""),
             ("distinct tokens", formatting.count(lineage.distinct_tokens) if lineage.distinct_tokens else ""),

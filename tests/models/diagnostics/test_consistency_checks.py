@@ -69,6 +69,7 @@ def test_a_correct_model_is_consistent(mixers: list[str] | None) -> None:
         "decode",
         "precision bfloat16",
         "backend",
+        "precision state",
         "generation",
     }
     for name in ("batched", "padded right", "padded left", "packed", "decode"):
@@ -78,6 +79,14 @@ def test_a_correct_model_is_consistent(mixers: list[str] | None) -> None:
         assert checks[name]["changed_tokens"] == 0
     assert checks["precision bfloat16"]["max_difference"] > 1e-3
     assert checks["backend"]["skipped"]
+    if mixers is None:
+        assert "is not run by evalsuite's decoder" in checks["precision state"]["skipped"]
+    else:
+        assert (
+            checks["precision bfloat16"]["max_difference"]
+            > checks["precision state"]["max_difference"]
+            > 1e-5
+        )
     assert checks["generation"]["num_documents"] == 8
     assert checks["generation"]["changed_responses"] == 0
     assert result["max_difference"] < 1e-3

@@ -21,6 +21,7 @@ from transformers import (
 )
 
 from evalsuite.models import build_student
+from evalsuite.models.checkpoints.precision import EXACT, Precision
 from evalsuite.models.inference.torch.engine import TorchEngine
 
 VOCABULARY = 400
@@ -47,6 +48,7 @@ class FakeCheckpoint:
     tokenizer: Any
     weights_id: str = "0" * 16
     label: str = "tiny"
+    precision: Precision = EXACT
 
 
 @pytest.fixture(scope="session")
