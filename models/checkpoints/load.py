@@ -207,6 +207,10 @@ def describe_checkpoint(
     """
     with _opened(path, variants=variants) as location:
         config = _load(AutoConfig, location, trust_remote_code)
+        if location.precision.state and not _has_states(config):
+            raise CheckpointError(
+                f"{location.name}: state = {location.precision.state}: the model has no recurrent state"
+            )
         if location.header is not None and not with_tokenizer:
             tokenizer, tokens = None, location.header.num_tokens
             if not tokens:
@@ -231,6 +235,14 @@ def describe_checkpoint(
         folder=location.folder,
         training=None if location.gguf or location.precision else training_file(location.folder),
     )
+
+
+def _has_states(config: PreTrainedConfig) -> bool:
+    """Whether the config is that of a student with recurrent layers, whose states can be rounded."""
+    from evalsuite.models.mixers import MIXERS, StateKind
+
+    kinds = (MIXERS[name].state_kind for name in getattr(config, "mixers", ()))
+    return config.model_type == STUDENT_TYPE and any(StateKind.RECURRENT in kind for kind in kinds)
 
 
 def load_outline(path: str | Path) -> tuple[Any, Any]:

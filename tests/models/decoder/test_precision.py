@@ -1,5 +1,6 @@
 """Rounded weights and states: which tensors, when, and by how much the student's outputs change."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -129,8 +130,9 @@ def test_variants_are_other_checkpoints(folder: Path) -> None:
     ],
 )
 def test_settings_that_do_not_apply_are_refused(settings: str, message: str) -> None:
-    with pytest.raises(CheckpointError, match=message):
-        load_checkpoint(f"pocket:{settings}")
+    for read in (load_checkpoint, partial(describe_checkpoint, variants=True)):
+        with pytest.raises(CheckpointError, match=message):
+            read(f"pocket:{settings}")
 
 
 def test_what_does_not_round_refuses_settings(folder: Path) -> None:
