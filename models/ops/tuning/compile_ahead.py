@@ -5,6 +5,7 @@ the step is run once with launches recorded instead of executed (`record_launche
 compiled in worker processes, and the step then finds them in Triton's cache on disk.
 """
 
+import fcntl
 import hashlib
 import importlib
 import json
@@ -13,12 +14,13 @@ import queue
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from evalsuite.foundation import progress
 from evalsuite.models.ops import tuning
@@ -133,15 +135,17 @@ class CompileWorkers:
     ends.
 
     Args:
-        count: processes; default: one per core, shared among the processes of a host (`LOCAL_WORLD_SIZE`).
+        count: processes; default: one per core, less those of the other runs of this host.
         command: program that answers each line of its input, a request, by a line with the error or "".
     """
 
     def __init__(self, count: int | None = None, command: Sequence[str] = WORKER) -> None:
         self._local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         self._local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        self._slots: list[IO[bytes]] = []
         if count is None:
-            count = max(1, min(MAX_WORKERS, (os.cpu_count() or 1) // self._local_size))
+            self._slots = _take_slots(max(1, min(MAX_WORKERS, (os.cpu_count() or 1) // self._local_size)))
+            count = max(1, len(self._slots))
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         self._processes = [
             subprocess.Popen(
@@ -182,12 +186,35 @@ class CompileWorkers:
         for process in self._processes:
             process.kill()
             process.wait()
+        for slot in self._slots:
+            slot.close()
 
     def __enter__(self) -> "CompileWorkers":
         return self
 
     def __exit__(self, *_: Any) -> None:
         self.close()
+
+
+def _take_slots(most: int) -> list[IO[bytes]]:
+    """Lock up to `most` of this host's slots, one per core, until the files are closed or the process ends.
+
+    Runs that share a GPU would otherwise start a process per core each, and run out of memory.
+    """
+    folder = Path(tempfile.gettempdir()) / f"evalsuite-compile-{os.getuid()}"
+    folder.mkdir(exist_ok=True)
+    taken: list[IO[bytes]] = []
+    for number in range(os.cpu_count() or 1):
+        if len(taken) == most:
+            break
+        slot = open(folder / str(number), "ab")  # noqa: SIM115 -- closed by `close`
+        try:
+            fcntl.flock(slot, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            slot.close()
+        else:
+            taken.append(slot)
+    return taken
 
 
 def compile_kernel(module: str, name: str, specialization: str, **_: str) -> str:

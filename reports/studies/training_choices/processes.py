@@ -159,7 +159,9 @@ def run_study(
                 except EOFError:
                     worker.process.join(STOP_SECONDS)
                     code = worker.process.exitcode
-                    outcome = Outcome(job.name, f"its process ended with code {code}", 0.0, worker.gpu)
+                    killed = "; killed (out of memory? fewer --workers)" if code == -9 else ""
+                    error = f"its process ended with code {code}{killed}"
+                    outcome = Outcome(job.name, error, 0.0, worker.gpu)
                     pool.remove(worker)
                 if outcome.error == HELD:
                     queue.put_back(job, jobs)

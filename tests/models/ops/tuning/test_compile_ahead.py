@@ -1,6 +1,8 @@
 """Worker processes that compile kernels, with stand-ins for the compiler."""
 
+import os
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -72,6 +74,18 @@ def test_processes_of_one_host_share_the_work(monkeypatch: pytest.MonkeyPatch) -
         left.append(len(not_compiled(wanted)))
     assert 0 < left[0] < 10
     assert left[1] == 0
+
+
+def test_runs_of_one_host_have_no_more_processes_than_it_has_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(os, "cpu_count", lambda: 3)
+    with CompileWorkers(command=command(ECHO)) as first, CompileWorkers(command=command(ECHO)) as second:
+        assert [len(each._processes) for each in (first, second)] == [3, 1]
+        assert second.compile(launches("a", "b"), quiet=True) == {}
+    with CompileWorkers(command=command(ECHO)) as third:
+        assert len(third._processes) == 3
 
 
 def test_closing_ends_a_worker_in_the_middle_of_a_kernel() -> None:

@@ -1,0 +1,67 @@
+#!/usr/bin/env bash
+# Runs a packed study (pack.sh) on a bare host, where a call is short and a process of its own session goes on:
+#
+#     host.sh unpack PART …       in a checkout: first part 0, then each other part, as they arrive
+#     host.sh start COMMAND …     run a command in the folder of what was packed, in the background; the checkout is code/
+#     host.sh poll SECONDS        wait for the end or so long; copy out/, logs and tuned kernels to $OUT
+#
+# A host that is left alone for half a minute is gone, with its students: queue the next poll before one has ended.
+# Triton's cache of tuned kernels comes home, too, and is unpacked if it is a part of the next study (cache.tar.xz).
+set -euo pipefail
+root=${ROOT:-/tmp/study}
+export PYTHONPATH=$root/triton:$root/site:$root/code HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false OMP_NUM_THREADS=4
+export TRITON_CACHE_AUTOTUNING=1 TRITON_CACHE_DIR=$root/cache PYTHONUNBUFFERED=1
+mkdir -p "$root/slices" "$root/cache" "$root/out"
+
+case $1 in
+  unpack)
+    shift
+    for part in "$@"; do
+      if [ -d "$part/wheels" ]; then
+        nvidia-smi -L
+        python3 -m pip install -q --no-index --no-deps --no-compile --no-cache-dir --upgrade --target "$root/site" "$part"/wheels/*.whl
+        cp "$part/host.sh" "$root"
+        mkdir -p "$root/code"
+        cp -r . "$root/code"
+      fi
+      [ ! -f "$part/cache.tar.xz" ] || tar -xJf "$part/cache.tar.xz" -C "$root"
+      cp "$part"/slice.* "$root/slices" 2>/dev/null || true
+    done
+    ls "$root/slices"
+    ;;
+  start)
+    shift
+    cd "$root"
+    if [ -f study.log ] && [ ! -f finished ]; then
+      echo "a study is running"
+      exit 1
+    fi
+    rm -f finished
+    if [ ! -d triton ]; then
+      cat slices/slice.* | tar -xf -
+      mkdir triton
+      tar -xJf triton.tar.xz -C triton
+    fi
+    python3 -c "import torch, triton, transformers; print(torch.__version__, triton.__version__, transformers.__version__, torch.cuda.device_count())"
+    # shellcheck disable=SC2016
+    setsid nohup bash -c '"$@"; echo exit code $? > finished' start "$@" >> study.log 2>&1 < /dev/null &
+    sleep 20
+    tail -n 2 study.log out/*.log 2>/dev/null || true
+    ;;
+  poll)
+    start=$(date +%s)
+    while [ ! -f "$root/finished" ] && [ $(($(date +%s) - start)) -lt "$2" ]; do sleep 2; done
+    cd "$root"
+    # A run folder is a shard, too: it holds what there is before the end. Checkpoints stay here.
+    tar -cf - --exclude='*.safetensors' --exclude='training*' --exclude=students --exclude=responses --exclude=requests \
+      --exclude=documents --exclude=locks --exclude=.lock study.log out | xz -T0 | split -b 15M - "$OUT/out.tar.xz."
+    tar -cf - cache | xz -T0 -3 | split -b 15M - "$OUT/cache.tar.xz."
+    for log in study.log out/*.log; do
+      [ ! -f "$log" ] || { echo "== $log"; tail -c 400 "$log" | tr '\r' '\n' | tail -2; }
+    done
+    cat finished 2>/dev/null || true
+    nvidia-smi --query-gpu=utilization.gpu,memory.used --format=csv,noheader
+    free -g | sed -n 2p
+    ls -la "$OUT"
+    ;;
+esac

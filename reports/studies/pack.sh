@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# Packs a study for a host without packages or network, in parts of at most 50 MB:
+#
+#     reports/studies/pack.sh OUT TRITON.tar.xz PATH …
+#
+# OUT/parts/0 holds wheels and host.sh, OUT/parts/N the N-th slice of Triton and of the files and folders PATH. The host has
+# CPython 3.12 on x86-64 with torch and transformers. CACHE can name the cache of tuned kernels that an earlier host brought
+# home (cache.tar.xz).
+set -euo pipefail
+out=$1 triton=$2
+shift 2
+python=${PYTHON:-python}
+mkdir -p "$out/parts/0"
+cp "$(dirname "$0")/host.sh" "$out/parts/0"
+[ -z "${CACHE:-}" ] || cp "$CACHE" "$out/parts/0/cache.tar.xz"
+
+versions=$("$python" - <<'PYTHON'
+from importlib.metadata import version
+names = "pydantic pydantic-core annotated-types typing-inspection typing-extensions gguf einops zstandard datasets xxhash dill multiprocess"
+print(*(f"{name}=={version(name)}" for name in names.split()), "fla-core==0.6.0 flash-linear-attention==0.6.0")
+PYTHON
+)
+platforms=(manylinux_2_28_x86_64 manylinux_2_27_x86_64 manylinux_2_17_x86_64 manylinux2014_x86_64 manylinux1_x86_64)
+# shellcheck disable=SC2086
+"$python" -m pip download -q --no-deps --only-binary=:all: --python-version 3.12 --implementation cp \
+  "${platforms[@]/#/--platform=}" -d "$out/parts/0/wheels" $versions
+
+blob=$(mktemp -d)
+ln -s "$(realpath "$triton")" "$blob/triton.tar.xz"
+for path in "$@"; do
+  ln -s "$(realpath "$path")" "$blob/$(basename "$path")"
+done
+tar -chf - -C "$blob" . | split -b 50M -d -a 1 - "$out/slice."
+rm -r "$blob"
+for slice in "$out"/slice.*; do
+  number=$((${slice##*.} + 1))
+  mkdir -p "$out/parts/$number"
+  mv "$slice" "$out/parts/$number/slice.$number"
+done
+du -sh "$out"/parts/*
