@@ -48,9 +48,11 @@ def served_verdict(passes: Sequence[Mapping[str, Any]], dtype: str) -> ServedVer
     if status != "ok":
         return ServedVerdict(status, flips, f"no response flips, but {difference}, not by rounding alone")
     documents = min(each["num_documents"] for each in ran)
+    alone = "greedy responses alone are compared: " if any(each["unscored"] for each in ran) else ""
     text = (
-        f"no difference from the evaluated model beyond rounding; a server that flips {_seen(documents)} of "
-        f"responses or more in one of these ways would have been found ({100 * LEVEL:.0f} %)"
+        f"{alone}no difference from the evaluated model beyond rounding; a server that flips "
+        f"{_seen(documents)} of responses or more in one of these ways would have been found "
+        f"({100 * LEVEL:.0f} %)"
     )
     return ServedVerdict("ok", flips, text)
 

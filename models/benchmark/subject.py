@@ -54,8 +54,8 @@ class Subject:
         return self.cost.num_params * self.dtype.itemsize
 
     def prefill_flops(self, context: int) -> float | None:
-        """FLOPs per prompt token, averaged over `context` tokens; None for a foreign architecture."""
-        return None if self.cost.is_foreign else self.cost.forward_flops(context)
+        """FLOPs per prompt token, averaged over `context` tokens; None if they are not known."""
+        return None if self.cost.cache() is None else self.cost.forward_flops(context)
 
     def cache_bytes(self, context: int) -> int | None:
         """Cache of a sequence after `context` tokens; None if it is not known."""

@@ -72,10 +72,11 @@ def _cache(cost: ModelCost) -> str:
 
 
 def _compute(cost: ModelCost) -> str:
-    if cost.is_foreign:
-        return "not counted: students have no layers of this architecture"
+    if cost.cache() is None:
+        return "not counted, as the cache is not measured"
     short, long = (f"{cost.forward_flops(length) / 1e6:,.1f} MFLOP" for length in (2048, 32768))
-    return f"{short} per token in 2,048 tokens, {long} in 32,768"
+    least = "at least " if cost.is_foreign else ""
+    return f"{least}{short} per token in 2,048 tokens, {long} in 32,768"
 
 
 def _check_weights(info: CheckpointInfo, expected: Mapping[str, torch.Tensor]) -> None:

@@ -1,9 +1,10 @@
 """What a model costs: parameters, FLOPs and cache, counted on its own layers without weights."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 from typing import Any
 
 import torch
@@ -26,6 +27,9 @@ PEAK_FLOPS = {
 }
 """Dense bf16 FLOP/s by a part of a GPU's name, the more specific names first: NVIDIA's data sheets of A100,
 H100, H200 and B200, without sparsity, as in torchtitan's `get_peak_flops`."""
+
+EXPERT_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""What configs of transformers call the number of experts of a layer."""
 
 
 def peak_flops(device: str) -> float | None:
@@ -68,8 +72,8 @@ class ModelCost:
     """Parameters, FLOPs and cache of one model, whose weights are neither read nor made.
 
     FLOPs are per token of a forward pass, averaged over a sequence, and count matrix products, two per
-    multiply-add. Layers of a foreign architecture are not known: of such a model parameters are counted, and
-    its cache is measured.
+    multiply-add. Layers of a foreign architecture are not known: of such a model parameters are counted, its
+    cache is measured, and FLOPs follow from both.
 
     Args:
         config: of a teacher or student.
@@ -133,12 +137,54 @@ class ModelCost:
         """FLOPs of the model, with or without its head, in sequences of `length` tokens.
 
         Raises:
-            ConfigError: a foreign architecture.
+            ConfigError: a foreign architecture whose cache can't be measured.
         """
+        if self.is_foreign:
+            return self.counted_flops(length, self._measured_layers) - (0 if head else self._head_flops)
         layers = range(len(self._layers))
         mixers = sum(self.mixer_flops(layer, length) for layer in layers)
         mlps = sum(self.mlp_flops(layer) for layer in layers)
-        return mixers + mlps + (2 * self.config.hidden_size * self.config.vocab_size if head else 0)
+        return mixers + mlps + (self._head_flops if head else 0)
+
+    def counted_flops(self, length: int, layers: Sequence[CacheSpec]) -> float:
+        """FLOPs of any architecture: two per weight that a token meets, attention, and states.
+
+        Args:
+            length: tokens of a sequence.
+            layers: what each layer keeps. Keys and values are attended to by all query heads; an element of a
+                state in float32 counts four, for writing and reading it, which is the least that a recurrence
+                needs.
+        """
+        config = self.config.get_text_config()
+        spans = sum(each.span.mean_length(length) for each in layers if each.span is not None)
+        states = sum(prod(each.states.get("recurrent", (0,))) for each in layers)
+        heads = int(getattr(config, "num_attention_heads", 0) or 0) if spans else 0
+        widths = 2 * _head_dim(config) if heads else 0
+        return 2 * self._active_weights + 2 * heads * widths * spans + 4 * states
+
+    @property
+    def _head_flops(self) -> int:
+        config = self.config.get_text_config()
+        return 2 * int(config.hidden_size) * int(config.vocab_size)
+
+    @property
+    def _measured_layers(self) -> list[CacheSpec]:
+        if isinstance(self.foreign, str):
+            raise ConfigError(f"architecture '{self.config.model_type}': {self.foreign}")
+        return [layer.cache for layer in self.foreign]
+
+    @cached_property
+    def _active_weights(self) -> float:
+        """Weights in matrix products of one token: of routed experts those that it meets, and the head."""
+        config, named = self.config.get_text_config(), dict(self.model.named_parameters())
+        table, head = self.model.get_input_embeddings(), self.model.get_output_embeddings()
+        if table is not None and (head is None or head.weight is not table.weight):
+            named = {name: each for name, each in named.items() if each is not table.weight}
+        routed = count(each for name, each in named.items() if ".experts." in name)
+        sizes = (getattr(config, name, None) for name in EXPERT_COUNTS)
+        experts, met = next(filter(None, sizes), 1), getattr(config, "num_experts_per_tok", None) or 1
+        matrices = count(each for each in named.values() if each.ndim > 1)
+        return matrices - routed * (1 - met / experts if routed else 0)
 
     def mixer_flops(self, layer: int, length: int) -> float:
         """FLOPs of the mixer of a layer."""
@@ -172,7 +218,7 @@ class ModelCost:
         elif isinstance(self.foreign, str):
             return None
         else:
-            specs = tuple(layer.cache for layer in self.foreign)
+            specs = tuple(self._measured_layers)
         return CacheSize(layers=specs, dtype=dtype)
 
     @cached_property

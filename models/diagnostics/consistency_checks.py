@@ -420,16 +420,18 @@ class _CheckRunner:
 
 def _checks_of_pass(found: ServedPass) -> Iterator[ConsistencyCheck]:
     """The rows of log-likelihoods and of greedy generation by another engine."""
+    if reason := found.skipped or found.unscored:
+        yield ConsistencyCheck(found.name, found.description, skipped=reason)
     if found.skipped:
-        yield ConsistencyCheck(found.name, found.description, skipped=found.skipped)
         return
-    yield ConsistencyCheck(
-        found.name,
-        found.description,
-        max_difference=found.max_difference,
-        changed_responses=found.changed_choices,
-        num_documents=found.num_documents,
-    )
+    if not found.unscored:
+        yield ConsistencyCheck(
+            found.name,
+            found.description,
+            max_difference=found.max_difference,
+            changed_responses=found.changed_choices,
+            num_documents=found.num_documents,
+        )
     yield ConsistencyCheck(
         f"generation {found.name}",
         f"greedy generation: {found.description}",

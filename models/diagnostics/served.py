@@ -8,14 +8,14 @@ rounding are flips; where the engine returns its most likely tokens, its distrib
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
 from torch import Tensor
 
 from evalsuite.foundation import DataError
-from evalsuite.models.inference.base import Engine, TopTokensEngine
+from evalsuite.models.inference.base import Engine, NoScoresError, TopTokensEngine
 from evalsuite.models.inference.requests import (
     GenerateRequest,
     GenerateResponse,
@@ -35,7 +35,10 @@ Run = Callable[[Sequence[Any]], Iterator[tuple[int, Any]]]
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """Responses to all documents, by their number: log-likelihoods, and greedy responses to the contexts."""
+    """Responses to all documents, by their number: log-likelihoods, and greedy responses to the contexts.
+
+    An engine that can generate only has no log-likelihoods.
+    """
 
     scored: Mapping[int, ScoreResponse]
     generated: Mapping[int, GenerateResponse]
@@ -65,7 +68,7 @@ class Answers:
 
         Servers without token ids have theirs from the text, which can be one of other tokens.
         """
-        pairs = ((index, self.generated[index], other.generated[index]) for index in range(len(self.scored)))
+        pairs = ((index, self.generated[index], other.generated[index]) for index in self.generated)
         return [index for index, a, b in pairs if a.tokens != b.tokens and a.text != b.text]
 
 
@@ -114,6 +117,7 @@ class ServedPass:
         flipped_continuations: numbers of the continuations that are greedy in one of the two only, of which
             the same holds.
         skipped: why it was not run, or None.
+        unscored: why only greedy responses are compared, or None.
     """
 
     name: str
@@ -126,6 +130,7 @@ class ServedPass:
     flipped_texts: tuple[int, ...] = ()
     flipped_continuations: tuple[int, ...] = ()
     skipped: str | None = None
+    unscored: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +160,8 @@ def run_served_passes(
     """Run documents on an engine in four ways.
 
     All at once, again, and one by one in reverse order are compared with the evaluated model; among other
-    documents with the engine's responses to one at a time, so that nothing but the load differs.
+    documents with the engine's responses to one at a time, so that nothing but the load differs. Of an engine
+    that can generate only, greedy responses alone are compared.
 
     Args:
         evaluated: what is compared with.
@@ -165,30 +171,48 @@ def run_served_passes(
     Raises:
         DataError: a request fails in the engine.
     """
-    prompts = evaluated.prompts
-    passes = []
+    prompts, passes = evaluated.prompts, []
+    unscored = _why_unscored(engine, evaluated.requests[0])
+    requests = [] if unscored else evaluated.requests
     for name, how, order in (
         (engine.name, f"the engine {engine.name} instead of the in-process one", _at_once),
         (f"{engine.name} again", f"{engine.name}, after it has seen the same requests", _at_once),
         (f"{engine.name} alone", f"{engine.name}, one request at a time, the last first", _alone),
     ):
-        found = Answers(order(engine.score, evaluated.requests), order(engine.generate, prompts))
-        passes.append(compare_answers(name, how, evaluated, evaluated.answers, found))
+        found = Answers(order(engine.score, requests), order(engine.generate, prompts))
+        passes.append(compare_answers(name, how, evaluated, evaluated.answers, found, unscored))
     name = f"{engine.name} under load"
     if not load:
         return [*passes, ServedPass(name, "", skipped="the data has no other documents")]
     loaded = Answers(
-        _among(engine.score, evaluated.requests, load),
+        _among(engine.score, requests, load),
         _among(engine.generate, prompts, greedy_prompts(load)),
     )
     how = f"{engine.name} with {len(load)} other documents in flight, compared with one request at a time"
-    return [*passes, compare_answers(name, how, evaluated, found, loaded)]
+    return [*passes, compare_answers(name, how, evaluated, found, loaded, unscored)]
+
+
+def _why_unscored(engine: Engine, request: ScoreRequest) -> str | None:
+    """Why the engine can generate only; None if it scores."""
+    try:
+        list(engine.score([request]))
+    except NoScoresError as error:
+        return str(error)
+    return None
 
 
 def compare_answers(
-    name: str, description: str, evaluated: Evaluated, expected: Answers, found: Answers
+    name: str,
+    description: str,
+    evaluated: Evaluated,
+    expected: Answers,
+    found: Answers,
+    unscored: str | None = None,
 ) -> ServedPass:
     """Compare two sets of answers; the evaluated model tells which changes rounding explains.
+
+    Args:
+        unscored: why `found` has no log-likelihoods.
 
     Raises:
         DataError: a request failed.
@@ -197,17 +221,23 @@ def compare_answers(
     errors = (response.error for response in responses)
     if error := next(filter(None, errors), None):
         raise DataError(f"a request fails in engine {name}: {error}")
-    flags = zip(found.greedy, expected.greedy, evaluated.leads, strict=True)
     texts = expected.changed_texts(found)
-    return ServedPass(
+    generated = ServedPass(
         name,
         description,
+        changed_texts=len(texts),
+        num_documents=len(found.generated),
+        flipped_texts=_flipped_texts(evaluated, expected, found, texts),
+        unscored=unscored,
+    )
+    if unscored:
+        return generated
+    flags = zip(found.greedy, expected.greedy, evaluated.leads, strict=True)
+    return replace(
+        generated,
         max_difference=max(abs(a - b) for a, b in zip(found.logprobs, expected.logprobs, strict=True)),
         changed_choices=expected.num_changed_choices(found),
-        changed_texts=len(texts),
-        num_documents=len(found.scored),
         num_continuations=len(found.greedy),
-        flipped_texts=_flipped_texts(evaluated, expected, found, texts),
         flipped_continuations=tuple(
             index for index, (a, b, lead) in enumerate(flags) if a != b and lead > evaluated.tolerance
         ),
@@ -304,6 +334,8 @@ def _alone(run: Run, requests: Sequence[Any]) -> dict[int, Any]:
 
 def _among(run: Run, requests: Sequence[Any], others: Sequence[Any]) -> dict[int, Any]:
     """Responses by index, to requests each of which is sent between two others."""
+    if not requests:
+        return {}
     pairs = zip(itertools.cycle(others), requests, strict=False)
     responses = run([*itertools.chain.from_iterable(pairs), others[-1]])
     return {index // 2: response for index, response in responses if index % 2}

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
+from evalsuite.foundation import ConfigError
 from evalsuite.models.inference.requests import (
     GenerateRequest,
     GenerateResponse,
@@ -96,6 +97,10 @@ class TopTokensEngine(Protocol):
             Index of the text, and per position token id → log-probability; None if the model's most likely
             tokens are not known.
         """
+
+
+class NoScoresError(ConfigError):
+    """An engine that can generate only: a server without log-probabilities of prompts."""
 
 
 @runtime_checkable

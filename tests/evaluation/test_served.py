@@ -141,7 +141,7 @@ def server(host: SimpleNamespace) -> Iterator[Server]:
     """The server, which is sound before and after."""
     yield host.server
     host.server.altered, host.server.noise, host.server.names_ids = lambda body, choice: None, 0.0, True
-    host.server.fault = lambda number, body: ""
+    host.server.fault, host.server.scores = lambda number, body: "", True
 
 
 def examine(host: SimpleNamespace) -> dict[str, Any]:
@@ -208,6 +208,20 @@ def test_a_server_that_mixes_up_requests_under_load_is_found_by_that_row_alone(
     assert [bool(each["flipped_texts"]) for each in found] == [False, False, False, True]
     # Each compared request was sent between two others.
     assert served_verdict(found, "float32").text.endswith("flips in endpoint under load")
+
+
+def test_a_server_that_can_generate_only_is_examined_by_its_greedy_responses(
+    host: SimpleNamespace, server: Server
+) -> None:
+    server.scores = False
+    found = examine(host)
+    verdict = served_verdict(found["passes"], "float32")
+    assert (verdict.status, found["divergence"]) == ("ok", None)
+    assert verdict.text.startswith("greedy responses alone are compared: no difference")
+    row = format_served(found, "float32").splitlines()[1]
+    assert row.split() == ["endpoint", "0/16", "(<", "17.1", "%)", "–"]
+    server.altered = flips_when_warm(server, WARM_RATE, random.Random(0))
+    assert "flips in endpoint again" in served_verdict(examine(host)["passes"], "float32").text
 
 
 def test_a_continuation_whose_greedy_flag_changes_is_a_flip(host: SimpleNamespace, server: Server) -> None:

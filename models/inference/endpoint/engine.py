@@ -17,6 +17,7 @@ from evalsuite.foundation import CheckpointError, ConfigError, EvalsuiteError
 from evalsuite.models.checkpoints.fingerprint import fingerprint, source_hash
 from evalsuite.models.checkpoints.load import CheckpointInfo, describe_checkpoint
 from evalsuite.models.checkpoints.positions import stated_positions
+from evalsuite.models.inference.base import NoScoresError
 from evalsuite.models.inference.endpoint.client import Client, RefusedError, ServerError
 from evalsuite.models.inference.registry import ENGINES, EngineSettings, EngineType
 from evalsuite.models.inference.requests import (
@@ -247,7 +248,7 @@ class EndpointEngine(EngineType):
         """
         given = choice.get("logprobs")
         if not isinstance(given, dict) or not isinstance(given.get("token_logprobs"), list):
-            raise ConfigError(
+            raise NoScoresError(
                 f"{self._client.url}: returns no log-probabilities of an echoed prompt, and can generate "
                 "only; leave log-likelihood out (--protocol generation)"
             )

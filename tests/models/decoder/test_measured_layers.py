@@ -91,3 +91,31 @@ def test_a_checkpoint_is_described_as_it_is(name: str, layers: str, cache: str, 
     lines = describe(tmp_path).splitlines()
     assert f"  layers      {layers}" in lines
     assert any(line.startswith(f"  cache       {cache}") for line in lines)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+def test_flops_of_any_architecture_are_those_of_known_layers(name: str) -> None:
+    cost = ModelCost.of(make_model(FAMILIES[name]).config)
+    assert not cost.is_foreign
+    cache = cost.cache()
+    assert cache is not None
+    for length in (5, 300):
+        assert cost.counted_flops(length, cache.layers) == pytest.approx(cost.forward_flops(length))
+
+
+def test_a_token_meets_some_of_the_experts(tmp_path: Path) -> None:
+    config = make_model(FAMILIES["deepseek_v3"]).config
+    one = ModelCost.of(config).forward_flops(5)
+    config.num_experts_per_tok += 1
+    more = ModelCost.of(config).forward_flops(5)
+    sizes = config.hidden_size * config.moe_intermediate_size
+    layers = config.num_hidden_layers - config.first_k_dense_replace
+    assert more - one == pytest.approx(2 * 3 * sizes * layers)
+
+
+def test_states_of_a_foreign_recurrence_count() -> None:
+    cost = ModelCost.of(make_model(FAMILIES["mamba2"]).config)
+    states = sum(layer.cache.states["recurrent"][0] for layer in cost.foreign if not isinstance(layer, str))
+    matrices = cost.forward_flops(5) - 4 * states
+    assert states > 0
+    assert cost.forward_flops(500) == pytest.approx(matrices + 4 * states)

@@ -32,6 +32,8 @@ class Server:
         """Log-probabilities [T, V] of known texts; to be cleared with a change of the weights."""
         self.names_ids = True
         """Whether it names tokens by their ids if it is told to."""
+        self.scores = True
+        """Whether it returns log-probabilities of a prompt."""
         self.noise = 0.0
         """Nats by which log-probabilities are rounded, at random, at most."""
         positions = self.model.config.max_position_embeddings
@@ -87,7 +89,7 @@ class Server:
         choice = {"text": text, "finish_reason": reason, "stop_reason": stopped}
         if body.get("return_token_ids"):
             choice["token_ids"] = new[:-1] if reason == "stop" and stopped is None else new
-        if body.get("echo"):
+        if body.get("echo") and self.scores:
             rows = self.logprobs(tokens)[:-1]
             picked = [None] + [float(row[token]) for row, token in zip(rows, tokens[1:], strict=True)]
             name = (
