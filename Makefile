@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+TORCH ?= torch==2.13.0
 VLLM_VERSION ?= 0.32.0
 VLLM ?= .venv-vllm-$(VLLM_VERSION)
 DEMO ?= runs/demo
@@ -15,12 +16,13 @@ export TOKENIZERS_PARALLELISM := false
 
 TRITON ?= .venv-triton
 
-.PHONY: help install demo gate-demo docs test test-all test-kernels test-vllm bench-engine bench-mixers bench-distill bench-kernels bench-inference-kernels bench-startup gap-study lint links types mypy unit fix clean
+.PHONY: help install demo gate-demo docs test test-all test-oldest test-newest test-kernels test-vllm bench-engine bench-mixers bench-distill bench-kernels bench-inference-kernels bench-startup gap-study lint links types mypy unit fix clean
 
 help:
 	@echo "make demo   distil three students from the pocket teacher, evaluate, write $(DEMO)/report/index.html"
 	@echo "make test   lint, types and tests: the whole check"
 	@echo "make test-all   also what takes minutes: long tests, Triton kernels, students in vLLM"
+	@echo "make test-oldest, make test-newest   tests with the oldest admitted and with the newest released versions"
 	@echo "make test-kernels   Triton kernels on a CPU, through Triton's interpreter (.venv-triton)"
 	@echo "make test-vllm   students in vLLM for CPUs, in an environment of its own (option: VLLM_VERSION=0.26.0)"
 	@echo "make gate-demo   the gate on the demo's run, as CI runs it"
@@ -35,7 +37,7 @@ install: $(STAMP)
 $(STAMP): pyproject.toml setup.py
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --upgrade pip "setuptools>=77,<82" wheel
-	$(BIN)/python -m pip install -q torch==2.13.0
+	$(BIN)/python -m pip install -q $(TORCH)
 	PYTHONWARNINGS=ignore $(BIN)/python -m pip install -q -e ".[dev]" --config-settings editable_mode=strict
 	touch $@
 
@@ -87,6 +89,17 @@ $(TRITON)/.installed:
 	$(TRITON)/bin/python -m pip install -q --target $(TRITON)/packages "triton>=3.6"
 	touch $@
 
+# Each in an environment of its own: the oldest versions that pyproject.toml admits, and the newest that there are.
+test-oldest:
+	mkdir -p build
+	$(PYTHON) .ci/versions.py oldest > build/oldest.txt
+	PIP_CONSTRAINT=$(abspath build/oldest.txt) $(MAKE) --no-print-directory unit VENV=.venv-oldest TORCH=torch
+
+test-newest:
+	$(MAKE) --no-print-directory install VENV=.venv-newest
+	.venv-newest/bin/python -m pip install -q --upgrade $$($(PYTHON) .ci/versions.py newest)
+	$(MAKE) --no-print-directory unit VENV=.venv-newest
+
 test-kernels: $(VENV)/.fixtures $(TRITON)/.installed
 	PYTHONPATH=$(abspath $(TRITON))/packages $(BIN)/python -m pytest tests/models/ops/test_interpreter.py \
 		tests/models/ops/test_launch.py
@@ -135,4 +148,4 @@ fix: $(STAMP)
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) .venv-vllm-* $(TRITON) build dist *.egg-info
+	rm -rf $(VENV) .venv-oldest .venv-newest .venv-vllm-* $(TRITON) build dist *.egg-info
