@@ -23,7 +23,7 @@ class Place:
     is_mixer: bool
     """Whether it is part of that mixer."""
     is_softmax: bool
-    """Whether it is part of softmax attention."""
+    """Whether it is part of softmax attention, also of softmax heads in a replaced layer."""
     is_mlp: bool
 
 
@@ -68,18 +68,25 @@ def places(model: "CausalLM") -> dict[str, Place]:
     from evalsuite.distill.types import softmax_layer_indices
 
     softmax = softmax_layer_indices(model)
+    kept = {
+        id(parameter)
+        for module in model.modules()
+        if getattr(module, "is_teacher_layer", False)
+        for parameter in module.parameters()
+    }
     embeddings = {id(parameter) for parameter in model.get_input_embeddings().parameters()}
     found = {}
     for name, parameter in model.named_parameters():
         layer = layer_of(name)
         is_replaced = layer is not None and layer not in softmax
         is_attention = ".self_attn." in name
+        is_softmax = is_attention and (not is_replaced or id(parameter) in kept)
         found[name] = Place(
             name,
             is_embedding=id(parameter) in embeddings,
             is_replaced=is_replaced,
-            is_mixer=is_attention and is_replaced,
-            is_softmax=is_attention and not is_replaced,
+            is_mixer=is_attention and not is_softmax,
+            is_softmax=is_softmax,
             is_mlp=".mlp." in name,
         )
     return found

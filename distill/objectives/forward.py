@@ -45,9 +45,9 @@ def set_activation_checkpointing(model: CausalLM, *, enabled: bool) -> None:
 
 def set_recurrence(model: CausalLM, recurrence: Callable[[RecurrenceInputs], tuple[Tensor, Tensor]]) -> None:
     """Let `recurrence` compute the recurrences of a model."""
-    for layer in model.model.layers:
-        if isinstance(layer.self_attn, RecurrentMixer):
-            layer.self_attn.recurrence = recurrence
+    for module in model.modules():
+        if isinstance(module, RecurrentMixer):
+            module.recurrence = recurrence
 
 
 def hidden_states(model: CausalLM, batch: MicroBatch, *, observe: Observer | None = None) -> Tensor:

@@ -98,10 +98,12 @@ def _check_weights(info: CheckpointInfo, expected: Mapping[str, torch.Tensor]) -
 
 
 def _mixers_by_layer(cost: ModelCost) -> str:
-    """Mixers with their layers: `gla 0-2, softmax 3`."""
-    names = _foreign_mixers(cost) if cost.is_foreign else cost.config.mixers
+    """Mixers with their layers: `gla 0-2, gla (softmax heads 1, 5) 3, softmax 4`."""
+    names = _foreign_mixers(cost) if cost.is_foreign else list(cost.config.mixers)
     if len(names) != cost.config.num_hidden_layers:
         return f"{cost.config.num_hidden_layers}, whose mixers are not told apart"
+    for layer, heads in getattr(cost.config, "softmax_heads", {}).items():
+        names[layer] += f" (softmax heads {', '.join(map(str, heads))})"
     runs: list[tuple[str, int, int]] = []
     for layer, name in enumerate(names):
         if runs and runs[-1][0] == name:

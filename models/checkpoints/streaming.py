@@ -3,7 +3,7 @@
 For processes that hold a part of a model: none of them ever has all weights in memory.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -79,8 +79,9 @@ class NewStudentWeights:
         options: dict[str, dict[str, Any]],
         init: str,
         seed: int,
+        softmax_heads: Mapping[int, Sequence[int]] | None = None,
     ) -> None:
-        config = student_config(teacher.model.config, mixers, options, init)
+        config = student_config(teacher.model.config, mixers, options, init, softmax_heads)
         self._drawn = DrawnWeights(lambda: StudentForCausalLM(config), seed=seed)
         self.model = self._drawn.model
         self.model.config.dtype = torch.float32

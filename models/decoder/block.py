@@ -14,7 +14,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from evalsuite.models.decoder.cache import CACHE
 from evalsuite.models.decoder.families import Family
 from evalsuite.models.decoder.packing import packed_mask
-from evalsuite.models.mixers import AttentionSpan, SoftmaxMixer
+from evalsuite.models.mixers import AttentionSpan, SoftmaxHeadsMixer, SoftmaxMixer
 from evalsuite.models.mixers.cached_attention import AttentionMasks
 from evalsuite.models.mixers.layers import add_norm
 from evalsuite.models.ops.dispatch import HALF
@@ -66,7 +66,8 @@ class Context:
         if span is None:
             return None
         if self.attention is not None:
-            return self.attention if isinstance(mixer, SoftmaxMixer) else self.attention.get(span)
+            takes_all = isinstance(mixer, SoftmaxMixer | SoftmaxHeadsMixer)
+            return self.attention if takes_all else self.attention.get(span)
         if span in self.masks:
             return self.masks[span]
         if not self._masks_from_outside(mixer):
@@ -96,9 +97,10 @@ class Context:
         return sdpa and within and all(each is None for each in given)
 
     def _masks_from_outside(self, mixer: Any) -> bool:
-        """Whether a mixer with softmax attention needs a mask: one with a state, which knows its positions,
-        makes it itself, but for packed sequences."""
-        return self.cu_seqlens is not None or not mixer.cache_spec().states
+        """Whether a mixer with softmax attention needs a mask: attention over a state, which knows its
+        positions, makes it itself, but for packed sequences."""
+        spec = mixer.cache_spec()
+        return self.cu_seqlens is not None or not spec.states or spec.span is not None
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)

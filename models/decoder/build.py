@@ -1,5 +1,6 @@
 """Building a student from a teacher: same architecture and weights, other token mixers."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ def build_student(
     options: dict[str, dict[str, Any]] | None = None,
     init: str = "qkvo",
     seed: int = 0,
+    softmax_heads: Mapping[int, Sequence[int]] | None = None,
 ) -> StudentForCausalLM:
     """Build a student on the teacher's device and in its dtype.
 
@@ -35,13 +37,14 @@ def build_student(
         options: mixer name → option → value.
         init: `qkvo`, `qkv`, `vo` or `random`; see `evalsuite.models.inits`.
         seed: seed of random initialization; the global generators are not affected.
+        softmax_heads: layer → its query heads that stay softmax, in a recurrent layer.
 
     Raises:
         ConfigError: unknown mixer, option or init, an `init` that no layer uses, a wrong number of mixers, or
             an unsupported teacher architecture.
     """
     names = [mixers] * teacher.config.num_hidden_layers if isinstance(mixers, str) else list(mixers)
-    config = student_config(teacher.config, names, options or {}, init)
+    config = student_config(teacher.config, names, options or {}, init, softmax_heads)
     parameter = next(teacher.parameters())
     devices = [parameter.device] if parameter.device.type == "cuda" else []
     with torch.random.fork_rng(devices), torch.device(parameter.device):
@@ -63,7 +66,11 @@ def to_decoder(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def student_config(
-    teacher: PreTrainedConfig, mixers: list[str], options: dict[str, dict[str, Any]], init: str
+    teacher: PreTrainedConfig,
+    mixers: list[str],
+    options: dict[str, dict[str, Any]],
+    init: str,
+    softmax_heads: Mapping[int, Sequence[int]] | None = None,
 ) -> StudentConfig:
     """The config of a student with the given mixers, one per layer. Raises as `build_student`."""
     INITS.get_or_raise(init)
@@ -76,6 +83,7 @@ def student_config(
         teacher={name: value for name, value in teacher.to_dict().items() if name not in VOLATILE},
         mixers=mixers,
         mixer_options=options,
+        softmax_heads=softmax_heads,
         attn_implementation=teacher._attn_implementation,
     )
 

@@ -49,14 +49,14 @@ def cached_tensors(cache: Any) -> list[Tensor]:
     return found
 
 
-class RecurrentLayerCache(DynamicLayer):
-    """The state of one recurrent layer, as a transformers cache layer."""
+class StateLayerCache(DynamicLayer):
+    """The state of a recurrent layer, and keys and values of its softmax heads."""
 
     is_croppable = False
     supports_early_init = False
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         self._state: StateDict | None = None
 
     def read(self) -> StateDict | None:
@@ -70,14 +70,8 @@ class RecurrentLayerCache(DynamicLayer):
         """Store `state`: "recurrent" [B, H, K, V] in float32, "convolution" [B, C, kernel size − 1]."""
         self._state = state
 
-    def update(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        raise ConfigError("a recurrent layer has no keys and values")
-
-    def get_seq_length(self) -> int:
-        # A state has no length; `StudentCache` counts the tokens.
-        return 0
-
     def reset(self) -> None:
+        super().reset()
         self._state = None
 
     def crop(self, tokens_to_remove: int) -> None:
@@ -85,17 +79,35 @@ class RecurrentLayerCache(DynamicLayer):
             raise ConfigError("a recurrent state cannot be cropped: it has no entries per token")
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
+        super().reorder_cache(beam_idx)  # type: ignore[arg-type]  # a subclass of Tensor in annotations alone
         self._map(lambda x: x.index_select(0, beam_idx.to(x.device)))
 
     def batch_repeat_interleave(self, repeats: int) -> None:
+        super().batch_repeat_interleave(repeats)
         self._map(lambda x: x.repeat_interleave(repeats, 0))
 
     def batch_select_indices(self, indices: Tensor) -> None:
+        super().batch_select_indices(indices)
         self._map(lambda x: x[indices])
 
     def _map(self, function: Any) -> None:
         if self._state is not None:
             self._state = {name: function(x) for name, x in self._state.items()}
+
+
+class RecurrentLayerCache(StateLayerCache):
+    """The state of one recurrent layer, as a transformers cache layer."""
+
+    def update(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        raise ConfigError("a recurrent layer has no keys and values")
+
+    def get_seq_length(self) -> int:
+        # A state has no length; `StudentCache` counts the tokens.
+        return 0
+
+
+class SlidingStateLayerCache(StateLayerCache, DynamicSlidingWindowLayer):
+    """The same where the teacher's layer has a sliding window."""
 
 
 class StudentCache(DynamicCache):
@@ -131,9 +143,10 @@ class StudentCache(DynamicCache):
 
 
 def _layer(spec: CacheSpec) -> DynamicLayer:
-    if spec.states or spec.span is None:
+    if spec.span is None:
         return RecurrentLayerCache()
     if spec.span.window is None:
-        return DynamicLayer()
+        return StateLayerCache() if spec.states else DynamicLayer()
     # transformers retains window − 1 past tokens; with a window of 1 its slice [-0:] would retain all.
-    return DynamicSlidingWindowLayer(sliding_window=max(spec.span.window, 2))
+    window = max(spec.span.window, 2)
+    return (SlidingStateLayerCache if spec.states else DynamicSlidingWindowLayer)(sliding_window=window)

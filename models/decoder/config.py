@@ -1,6 +1,6 @@
 """Student configuration: the teacher's config, one mixer per layer, and mixer options."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import fields
 from functools import cache
@@ -43,7 +43,8 @@ def teacher_fields(model_type: str) -> frozenset[str]:
 class StudentConfig(PreTrainedConfig):
     """`teacher` is the teacher's config as a dictionary; `mixers` has one mixer name per layer.
 
-    `mixer_packages` names the package of each mixer of another package; it is absent without such mixers.
+    `softmax_heads` has the query heads that stay softmax in recurrent layers, by layer, and `mixer_packages`
+    names the package of each mixer of another package; both are absent where there are none.
 
     Fields of the teacher's config (`vocab_size`, `pad_token_id`, `rope_parameters`, …) are read from `base`,
     its config object, and written to it: the value that is set is the one that is built and saved.
@@ -61,6 +62,7 @@ class StudentConfig(PreTrainedConfig):
         mixer_options: dict[str, dict[str, Any]] | None = None,
         schema: int = SCHEMA,
         mixer_packages: dict[str, str] | None = None,
+        softmax_heads: Mapping[int, Sequence[int]] | None = None,
         **kwargs: Any,
     ) -> None:
         if schema != SCHEMA:
@@ -82,6 +84,9 @@ class StudentConfig(PreTrainedConfig):
         self.schema = schema
         if mixer_packages:
             self.mixer_packages = dict(mixer_packages)
+        if softmax_heads:
+            # JSON has no numbers as keys.
+            self.softmax_heads = {int(layer): list(heads) for layer, heads in softmax_heads.items()}
         if base is not None:
             self.base = base
             for name, value in changed.items():
@@ -114,18 +119,28 @@ class StudentConfig(PreTrainedConfig):
             MIXERS.get_or_raise(name, f"layer {layer}")
             if MIXERS.origin(name) != "evalsuite" and name not in packages:
                 self.mixer_packages = packages = {**packages, name: MIXERS.origin(name)}
-        if unused := next((name for name in self.mixer_options if name not in self.mixers), None):
+        if unused := next((name for name in self.mixer_options if name not in self._kinds), None):
             raise ConfigError(
-                f"options for mixer '{unused}', which no layer uses{nearest(unused, self.mixers)}"
+                f"options for mixer '{unused}', which no layer uses{nearest(unused, self._kinds)}"
             )
         self._options()
+        for layer, heads in self.softmax_heads.items():
+            if not 0 <= layer < layers:
+                raise ConfigError(f"softmax_heads: there are layers 0 to {layers - 1}, not {layer}")
+            if not heads:
+                raise ConfigError(f"softmax_heads: layer {layer} has none; leave it out")
 
     def _options(self) -> dict[str, Any]:
         """Mixer → its options."""
         return {
             name: parse_options(MIXERS[name].Options, self.mixer_options.get(name, {}), name)
-            for name in dict.fromkeys(self.mixers)
+            for name in self._kinds
         }
+
+    @property
+    def _kinds(self) -> dict[str, None]:
+        """The mixers that layers or parts of them have."""
+        return dict.fromkeys([*self.mixers, *(["softmax"] if self.softmax_heads else [])])
 
     @property
     def plugins(self) -> str:
@@ -159,6 +174,8 @@ class StudentConfig(PreTrainedConfig):
 
     def __getattr__(self, name: str) -> Any:
         # Called only for attributes that the student does not have itself.
+        if name == "softmax_heads":
+            return {}
         base = self.__dict__.get("base")
         if base is not None and name == "layer_types":
             return [kind for kind, _ in self._attention()]
@@ -218,6 +235,7 @@ class StudentConfig(PreTrainedConfig):
         """transformers' name of what each layer remembers, and the window of a sliding one."""
         own = self.windows
         for layer, name in enumerate(self.mixers):
+            name = "softmax" if layer in self.softmax_heads else name
             window = min(filter(None, (own.get(name), self.window(layer))), default=None)
             if StateKind.RECURRENT in MIXERS[name].state_kind:
                 yield "linear_attention", None

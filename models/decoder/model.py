@@ -90,6 +90,8 @@ class StudentModel(StudentPreTrainedModel):
             norm_eps=self.config.base.rms_norm_eps,
             window=self.config.window(index),
             gain=self.family.gain,
+            softmax_heads=self.config.softmax_heads.get(index, ()),
+            softmax_options=self.config.mixer_options.get("softmax"),
         )
         return Block(layer, mixer, self.family, index)
 
@@ -277,10 +279,12 @@ class StudentForCausalLM(StudentPreTrainedModel, GenerationMixin):
         """This model with other blocks at some layers; everything else is shared."""
         other, decoder, config = copy(self), copy(self.model), copy(self.config)
         layers = list(self.model.layers)
-        mixers = list(config.mixers)
+        mixers, heads = list(config.mixers), dict(config.softmax_heads)
         for index, block in blocks.items():
             layers[index], mixers[index] = block, block.self_attn.name
+            heads[index] = list(block.self_attn.softmax_heads)
         config.mixers = mixers
+        config.softmax_heads = {index: own for index, own in heads.items() if own}
         decoder._modules = {**decoder._modules, "layers": nn.ModuleList(layers)}
         other._modules = {**other._modules, "model": decoder}
         other.config = decoder.config = config

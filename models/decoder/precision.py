@@ -52,14 +52,14 @@ def round_states(model: Any, kind: str) -> None:
     """
     _require_decoder(model)
     mixers = [layer.self_attn for layer in model.model.layers]
-    recurrent = [each for each in mixers if "recurrent" in each.cache_spec().states]
-    if not recurrent:
+    stateful = [each for each in mixers if "recurrent" in each.cache_spec().states]
+    if not stateful:
         raise ConfigError(f"state = {kind}: the model has no recurrent state")
-    for each in recurrent:
-        if not isinstance(each, RecurrentMixer):
+    for each in stateful:
+        if not any(isinstance(part, RecurrentMixer) for part in each.modules()):
             raise ConfigError(f"state = {kind}: mixer {each.name} stores its state itself")
-    for each in recurrent:
-        each.state_precision = kind
+    for mixer in _state_precisions(model):
+        mixer.state_precision = kind
 
 
 def rounds_states(model: Any) -> bool:

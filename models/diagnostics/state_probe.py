@@ -27,7 +27,7 @@ from evalsuite.models.diagnostics.state_analysis import (
     write_norm,
 )
 from evalsuite.models.inference.batching import pad_right
-from evalsuite.models.mixers import RecurrentMixer, SoftmaxMixer
+from evalsuite.models.mixers import RecurrentMixer, SoftmaxHeadsMixer, SoftmaxMixer
 from evalsuite.models.ops.numerics import soft_capped
 
 SEGMENTS = ("before", "needle", "after", "question")
@@ -126,8 +126,8 @@ def probe_states(
 ) -> Iterator[DocumentProbe]:
     """Read haystacks with their answers and probe every recurrent and softmax layer.
 
-    Rows are padded on the right, which causal models do not see. In a layer with a window the recurrence
-    alone is probed.
+    Rows are padded on the right, which causal models do not see. In a layer with a window or with softmax
+    heads the recurrence alone is probed.
 
     Args:
         student: in eval mode.
@@ -141,9 +141,11 @@ def probe_states(
         ConfigError: the model has no recurrent layer.
         DataError: a number is not finite; the message names document and layer.
     """
-    mixers = (
-        [block.self_attn for block in student.model.layers] if isinstance(student, StudentForCausalLM) else []
-    )
+    blocks = student.model.layers if isinstance(student, StudentForCausalLM) else []
+    mixers = [
+        mixer.recurrent if isinstance(mixer, SoftmaxHeadsMixer) else mixer
+        for mixer in (block.self_attn for block in blocks)
+    ]
     if not any(isinstance(mixer, RecurrentMixer) for mixer in mixers):
         raise ConfigError("this model has no recurrent layer, so there is no state to probe")
     for places in batched([len(each.tokens) for each in haystacks], batch_tokens):

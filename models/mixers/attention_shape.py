@@ -33,6 +33,8 @@ class AttentionShape:
     """How the weights of the teacher's norms multiply, if known."""
     soft_cap: float | None = None
     """Soft cap of the scores, cap · tanh(score / cap) (Gemma 2)."""
+    kv_group_sizes: tuple[int, ...] | None = None
+    """Query heads of each key and value head, where they differ (see `divide_attention`)."""
 
     @property
     def num_kv_groups(self) -> int:
@@ -59,7 +61,10 @@ class AttentionShape:
             raise ConfigError(f"layer {layer}: {type(attention).__name__} has no head_dim{_SUPPORTED}")
         q, k, v, o = (_linear(attention, f"{letter}_proj", layer) for letter in "qkvo")
         heads, kv_heads = q.out_features // head_dim, k.out_features // head_dim
-        if heads * head_dim != q.out_features or kv_heads * head_dim != k.out_features or heads % kv_heads:
+        sizes: tuple[int, ...] | None = getattr(attention, "kv_group_sizes", None)
+        uneven = sizes if sizes is not None and len(set(sizes)) > 1 else None
+        divides = heads * head_dim == q.out_features and kv_heads * head_dim == k.out_features
+        if not divides or (uneven is None and heads % kv_heads):
             raise ConfigError(
                 f"layer {layer}: {q.out_features} query and {k.out_features} key channels do not divide into "
                 f"heads of {head_dim} with whole groups"
@@ -82,6 +87,7 @@ class AttentionShape:
             norm_gain=norm_gain,
             scaling=getattr(attention, "scaling", None),
             soft_cap=getattr(attention, "attn_logit_softcapping", None),
+            kv_group_sizes=uneven,
         )
 
 

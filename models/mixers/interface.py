@@ -151,6 +151,8 @@ class Mixer(nn.Module):
     """True if parameters of other layers take part, so that the layer cannot run without them."""
     span: AttentionSpan | None = None
     """Span of its softmax attention, by which the decoder builds its mask; None without softmax attention."""
+    softmax_heads: tuple[int, ...] = ()
+    """Query heads of the teacher that stay softmax in a recurrent layer."""
     weights_initialized: bool = False
     """Set after `reset_parameters`; guards against re-initialising loaded weights."""
 

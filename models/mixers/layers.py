@@ -1,5 +1,6 @@
 """Building blocks of mixers: norms, projections and the normaliser."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -91,6 +92,12 @@ def repeat_heads(x: Tensor, num_heads: int) -> Tensor:
     """[B, T, groups, D] → [B, T, num_heads, D]."""
     groups = x.shape[2]
     return x if groups == num_heads else x.repeat_interleave(num_heads // groups, 2)
+
+
+def repeat_uneven(x: Tensor, sizes: Sequence[int]) -> Tensor:
+    """[B, groups, T, D] → [B, sum of sizes, T, D], each group as often as its size says."""
+    parts = zip(x.split(1, 1), sizes, strict=True)
+    return torch.cat([part.expand(-1, size, -1, -1) for part, size in parts], 1)
 
 
 def num_decay_groups(head_k_dim: int, group_size: int) -> int:

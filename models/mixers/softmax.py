@@ -28,7 +28,7 @@ from evalsuite.models.mixers.interface import (
     StateKind,
     layer_cache,
 )
-from evalsuite.models.mixers.layers import add_norm, repeat_heads
+from evalsuite.models.mixers.layers import add_norm, repeat_heads, repeat_uneven
 from evalsuite.models.mixers.window_state import attend_with_state, state_shapes
 from evalsuite.models.ops.attention import branch_attention, rotate_and_store
 from evalsuite.models.ops.numerics import soft_capped
@@ -110,7 +110,8 @@ class SoftmaxMixer(Mixer):
         self.span = self.make_span(options, window)
         # What transformers' attention functions read of a module.
         self.config: Any = attention.config
-        self.num_key_value_groups, self.is_causal = shape.num_kv_groups, True
+        self.num_key_value_groups = 1 if shape.kv_group_sizes else shape.num_kv_groups
+        self.is_causal = True
         self.head_dim = shape.head_dim
         self.scaling = shape.head_dim**-0.5 if shape.scaling is None else shape.scaling
         if self.span.sinks or not options.rotary:
@@ -207,6 +208,7 @@ class SoftmaxMixer(Mixer):
         q, k, v = (x.transpose(1, 2) for x in self.project(hidden_states, position_embeddings))
         if caches is not None:
             k, v = caches.update(k, v, self.layer_idx)
+        k, v = self._repeat_groups(k), self._repeat_groups(v)
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
         mixed, weights = attend(
             self,
@@ -227,6 +229,7 @@ class SoftmaxMixer(Mixer):
         """Whether one kernel rotates keys and stores them in an engine's cache, instead of about fourteen."""
         shape = self.attention_shape
         plain = shape.rotary and shape.qk_norm != "all_heads" and shape.soft_cap is None
+        plain = plain and shape.kv_group_sizes is None
         if not plain or self.span.window is not None or self.head_dim > 256 or self.head_dim % 2:
             return False
         return rotate_and_store.has_kernel(self.q_proj.weight, *self._heads)
@@ -240,13 +243,18 @@ class SoftmaxMixer(Mixer):
     def _heads(self) -> tuple[int, int, int]:
         return self.attention_shape.num_heads, self.attention_shape.num_kv_heads, self.head_dim
 
+    def _repeat_groups(self, x: Tensor) -> Tensor:
+        """Keys or values [B, H / groups, T, D], or one per query head if groups differ in size."""
+        sizes = self.attention_shape.kv_group_sizes
+        return repeat_uneven(x, sizes) if sizes else x
+
     def _attend_cached(
         self, hidden_states: Tensor, rotary: tuple[Tensor, Tensor], masks: AttentionMasks, caches: Any
     ) -> Tensor:
         """Mixed values [R, T, H, D] of an engine's pass."""
         if masks.cache_places is None or not self.stores_keys:
             q, k, v = (x.transpose(1, 2) for x in self.project(hidden_states, rotary))
-            k, v = caches.update(k, v, self.layer_idx)
+            k, v = (self._repeat_groups(x) for x in caches.update(k, v, self.layer_idx))
             return masks.attend(q, k, v, self.span, self.scaling, self.attention_shape.soft_cap)
         (cos, sin), (rows, tokens) = rotary, hidden_states.shape[:2]
         query, key, value = (x.flatten(0, 1) for x in self._project(hidden_states))
@@ -318,6 +326,7 @@ class SoftmaxMixer(Mixer):
         """Return the attention matrix [B, H, T, T] and the values [B, T, H, V] that it mixes."""
         assert position_embeddings is not None
         q, k, v = self.project(hidden_states, position_embeddings)
+        k, v = (self._repeat_groups(x.transpose(1, 2)).transpose(1, 2) for x in (k, v))
         k, v = (repeat_heads(x, q.shape[2]) for x in (k, v))
         scores = torch.einsum("bthd,bshd->bhts", q, k).float() * self.scaling
         return self.span.softmax(soft_capped(scores, self.attention_shape.soft_cap), token_mask), v

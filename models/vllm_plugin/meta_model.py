@@ -38,6 +38,11 @@ def build_meta_mixers(config: StudentConfig) -> list[Any]:
                 f"layer {layer}: {mixer.name} with learned_lower_bounds = True shares parameters between "
                 "layers and cannot be served by vLLM; use --engine torch"
             )
+        if mixer.softmax_heads:
+            raise ConfigError(
+                f"layer {layer}: softmax_heads = {list(mixer.softmax_heads)} in a layer of {mixer.name} "
+                "cannot be served by vLLM; use --engine torch"
+            )
         if mixer.served_as is None:
             raise ConfigError(
                 f"layer {layer}: the mixer {mixer.name} cannot be served by vLLM; use --engine torch"

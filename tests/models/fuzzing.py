@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from evalsuite.foundation import ConfigError
 from evalsuite.models import MIXERS, StudentForCausalLM, build_student
+from evalsuite.models.mixers import RecurrentMixer
 from evalsuite.models.mixers.options import option_types
 
 SEEDS = "EVALSUITE_FUZZ_SEEDS"
@@ -71,6 +72,8 @@ class RandomStudent:
     mixers: list[str]
     options: dict[str, dict[str, Any]]
     init: str
+    heads: dict[int, list[int]]
+    """Softmax heads of recurrent layers."""
 
     @property
     def eager(self) -> bool:
@@ -78,7 +81,7 @@ class RandomStudent:
         return self.family == "gemma2"
 
     def __str__(self) -> str:
-        return f"{self.family}, init {self.init}, {self.mixers} with {self.options}"
+        return f"{self.family}, init {self.init}, {self.mixers} with {self.options}, heads {self.heads}"
 
 
 def random_student(
@@ -97,12 +100,15 @@ def random_student(
         mixers = random_layers(rng, layers)
         options = {name: random_options(rng, name) for name in dict.fromkeys(mixers)}
         init = rng.choice(("qkvo", "qkvo", "qkv", "vo", "random"))
+        heads = random_heads(rng, mixers)
         try:
-            student = build_student(teacher, mixers, options=options, init=init, seed=rng.randrange(99))
+            student = build_student(
+                teacher, mixers, options=options, init=init, seed=rng.randrange(99), softmax_heads=heads
+            )
         except ConfigError:
             continue
         shake(student, rng.randrange(2**31))
-        return RandomStudent(teacher, student.eval(), family, mixers, options, init)
+        return RandomStudent(teacher, student.eval(), family, mixers, options, init, heads)
     raise AssertionError(f"no student of {family} {changes} in 200 draws")
 
 
@@ -112,6 +118,13 @@ def random_layers(rng: random.Random, layers: int) -> list[str]:
     if rng.random() < 0.4:
         return [rng.choice(names)] * layers
     return [rng.choice((*rng.sample(names, 3), "softmax", "sliding_window")) for _ in range(layers)]
+
+
+def random_heads(rng: random.Random, mixers: list[str]) -> dict[int, list[int]]:
+    """Some of the four heads of some recurrent layers."""
+    recurrent = [layer for layer, name in enumerate(mixers) if issubclass(MIXERS[name], RecurrentMixer)]
+    chosen = [layer for layer in recurrent if rng.random() < 0.5]
+    return {layer: sorted(rng.sample(range(4), rng.choice((1, 2, 3)))) for layer in chosen}
 
 
 def random_options(rng: random.Random, mixer: str) -> dict[str, Any]:

@@ -6,7 +6,6 @@ gate and the logits of decays; an MLP's gate and up projection.
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,11 +27,11 @@ def join_projections(decoder: nn.Module) -> None:
     for block in decoder.modules():
         if not isinstance(block, Block) or not _is_fused(block):
             continue
-        mixer: Any = block.self_attn
-        if isinstance(mixer, RecurrentMixer):
-            join(mixer, mixer.joint_projections())
-        elif isinstance(mixer, SoftmaxMixer):
-            join(mixer, [mixer.q_proj, mixer.k_proj, mixer.v_proj])
+        for mixer in block.self_attn.modules():
+            if isinstance(mixer, RecurrentMixer):
+                join(mixer, mixer.joint_projections())
+            elif isinstance(mixer, SoftmaxMixer):
+                join(mixer, [mixer.q_proj, mixer.k_proj, mixer.v_proj])
         join(block.mlp, [block.mlp.gate_proj, block.mlp.up_proj])
 
 
