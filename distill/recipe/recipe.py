@@ -43,6 +43,10 @@ RUN_FOLDERS = ("checkpoints", "executor", "failed", "state", "variants")
 """What lies next to the students of a run."""
 
 
+Head = Annotated[int, Field(ge=0)]
+SoftmaxHeads = dict[Head, Annotated[list[Head], Field(min_length=1), Distinct]]
+
+
 class NamedStudent(Strict):
     """A student with layers of its own; what is not given is that of the recipe's other students."""
 
@@ -51,6 +55,8 @@ class NamedStudent(Strict):
     softmax_layers: list[int] | str | None = None
     """Layers (from 0) that keep softmax attention, or a file written by `evalsuite select`; `FILE@STEP` are
     the layers of its search after that step."""
+    softmax_heads: SoftmaxHeads | None = None
+    """Layer → its query heads (both from 0) that keep softmax attention next to the mixer's recurrence."""
     selection: SelectionProvenance | None = None
     """Filled in from that file."""
     layers: dict[str, list[int]] | None = None
@@ -70,6 +76,9 @@ class StudentRecipe(Strict):
     softmax_layers: list[int] | str = Field(default_factory=list)
     """Layers (from 0) that keep softmax attention, or a file written by `evalsuite select`; `FILE@STEP` are
     the layers of its search after that step."""
+    softmax_heads: SoftmaxHeads = Field(default_factory=dict)
+    """Layer → its query heads (both from 0) that keep softmax attention next to the mixer's recurrence. A
+    file in `softmax_layers` can have them, too."""
     selection: SelectionProvenance | None = None
     """Filled in from that file."""
     layers: dict[str, list[int]] = Field(default_factory=dict)
@@ -97,6 +106,8 @@ class StudentRecipe(Strict):
         changes: dict[str, Any] = {"mixers": [named.mixer], "options": {**self.options, **named.options}}
         if named.softmax_layers is not None:
             changes |= {"softmax_layers": named.softmax_layers, "selection": named.selection}
+        if named.softmax_heads is not None:
+            changes["softmax_heads"] = named.softmax_heads
         if named.layers is not None:
             changes["layers"] = named.layers
         return self.model_copy(update=changes)

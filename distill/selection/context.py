@@ -127,7 +127,7 @@ class SelectionContext:
             )
         self.options, self.work, self.quiet = options, Path(work), quiet
         student = recipe.student.of(recipe.student.mixers[0]).model_copy(
-            update={"softmax_layers": [], "layers": {}, "initial_checkpoints": {}}
+            update={"softmax_layers": [], "softmax_heads": {}, "layers": {}, "initial_checkpoints": {}}
         )
         self.recipe = recipe.model_copy(update={"student": student})
         self.process_group = ProcessGroup(device)

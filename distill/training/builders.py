@@ -10,10 +10,11 @@ import torch
 
 from evalsuite.distill.recipe import Recipe
 from evalsuite.distill.recipe.config import ArchitectureConfig, SelectionProvenance
+from evalsuite.distill.recipe.recipe import SoftmaxHeads
 from evalsuite.distill.training.placement import Placement, Sharded, is_sharded
 from evalsuite.distill.types import CausalLM
 from evalsuite.foundation import CheckpointError, ConfigError, nearest, parse_json
-from evalsuite.foundation.strict import parse
+from evalsuite.foundation.strict import Strict, parse
 from evalsuite.models.checkpoints.tokenizers import whole_texts
 from evalsuite.models.decoder.cost import ModelCost
 from evalsuite.models.mixers import MIXERS
@@ -47,8 +48,8 @@ class TrainingModels:
 
 
 ANCESTOR_FIELDS = (
-    "label", "mixers", "teacher", "recipe", "seed", "selection", "stages", "tokens", "distinct_tokens",
-    "complete",
+    "label", "mixers", "softmax_heads", "teacher", "recipe", "seed", "selection", "stages", "tokens",
+    "distinct_tokens", "complete",
 )  # fmt: skip
 """Fields of an ancestor's lineage that its descendants repeat."""
 
@@ -287,10 +288,17 @@ def _student_settings(recipe: Recipe, label: str, num_layers: int) -> dict[str, 
     """Mixers, options and initialization of a new student."""
     config = recipe.student.of(label)
     names = layer_mixers(recipe, label, num_layers)
+    heads = resolve_layer_selection(recipe).student.of(label).softmax_heads
+    if heads and config.calibration is not None:
+        raise ConfigError(
+            f"student.softmax_heads of '{label}': student.calibration sets whole layers; remove one of them"
+        )
+    used = dict.fromkeys([*names, *(["softmax"] if heads else [])])
     return {
         "mixers": names,
-        "options": {name: config.options[name] for name in dict.fromkeys(names) if name in config.options},
+        "options": {name: config.options[name] for name in used if name in config.options},
         "init": "random" if config.init == "scratch" else config.init,
+        "softmax_heads": {layer: sorted(heads[layer]) for layer in sorted(heads)},
     }
 
 
@@ -355,10 +363,10 @@ def resolve_layer_selection(recipe: Recipe) -> Recipe:
     student = recipe.student
     changes: dict[str, Any] = {}
     if isinstance(student.softmax_layers, str):
-        changes |= _read_selection(student.softmax_layers, "student.softmax_layers")
+        changes |= _read_selection(student.softmax_layers, "student", student.softmax_heads)
     named = {
         label: each.model_copy(
-            update=_read_selection(each.softmax_layers, f"student.named.{label}.softmax_layers")
+            update=_read_selection(each.softmax_layers, f"student.named.{label}", each.softmax_heads)
         )
         for label, each in student.named.items()
         if label in student.mixers and isinstance(each.softmax_layers, str)
@@ -368,15 +376,23 @@ def resolve_layer_selection(recipe: Recipe) -> Recipe:
     return recipe.model_copy(update={"student": student.model_copy(update=changes)}) if changes else recipe
 
 
-def _read_selection(name: str, field: str) -> dict[str, Any]:
-    """The fields `softmax_layers` and `selection` of a file, or of one step of its search (`FILE@STEP`)."""
+def _read_selection(name: str, student: str, given: SoftmaxHeads | None) -> dict[str, Any]:
+    """The fields `softmax_layers`, `selection` and, if it has heads, `softmax_heads` of a file, or of one
+    step of its search (`FILE@STEP`).
+
+    Args:
+        student: the field of the student, for messages.
+        given: softmax heads that the recipe has for it.
+    """
+    field = f"{student}.softmax_layers"
     path, _, step = name, "", ""
     if not Path(name).exists() and name.rpartition("@")[2].isdecimal():
         path, _, step = name.rpartition("@")
     try:
         value = parse_json(Path(path).read_bytes())
         found = value if isinstance(value, dict) else {"layers": value}
-        chosen = found["layers"]
+        heads = {} if step else found.get("heads", {})
+        chosen = found.get("layers", []) if heads else found["layers"]
         if step:
             steps = {str(each["step"]): each["layers"] for each in found.get("history", ())}
             if step not in steps:
@@ -392,11 +408,23 @@ def _read_selection(name: str, field: str) -> dict[str, Any]:
         raise ConfigError(f"{field}: {path}: no such file") from None
     except (OSError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise ConfigError(f"{field}: {path} has no list 'layers' ({error})") from None
-    selection = None
+    changes: dict[str, Any] = {"softmax_layers": layers, "selection": None}
+    if heads:
+        if given:
+            raise ConfigError(f"{field}: {path} has heads, and so has {student}.softmax_heads; remove these")
+        changes["softmax_heads"] = parse({"heads": heads}, _HeadsFile, path).heads
     if "selector" in found:
         origin = {key: found.get(key) for key in ("selector", "teacher", "mixer")}
-        selection = parse({**origin, "step": int(step) if step else None}, SelectionProvenance, path)
-    return {"softmax_layers": layers, "selection": selection}
+        changes["selection"] = parse(
+            {**origin, "step": int(step) if step else None}, SelectionProvenance, path
+        )
+    return changes
+
+
+class _HeadsFile(Strict):
+    """What a selection file says of heads."""
+
+    heads: SoftmaxHeads
 
 
 def _check_selection(recipe: Recipe, weights_id: str) -> None:

@@ -91,6 +91,9 @@ def _summary(lineage: Mapping[str, Any], recipe: Recipe) -> str:
         counts = Counter(lineage["mixers"])
         layers = ", ".join(f"{count} × {mixer}" for mixer, count in counts.most_common())
         text = f"A student of {_shown(recipe.teacher)} with other token mixers. Layers: {layers}."
+        if heads := lineage.get("softmax_heads"):
+            places = "; ".join(f"{layer}: {', '.join(map(str, heads[layer]))}" for layer in heads)
+            text += f" Softmax heads by layer, next to its recurrence: {places}."
     if not lineage["complete"]:
         text += " This is an intermediate checkpoint: its training was not finished."
     return text

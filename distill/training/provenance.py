@@ -31,7 +31,8 @@ def build_lineage(
     """The lineage of one student as it is now.
 
     Stages that have not started are absent. `mixers`, one per layer, is None for a model trained from random
-    weights; `windows` are those of sliding windows and next to recurrences, in tokens. `distinct_tokens`
+    weights; `windows` are those of sliding windows and next to recurrences, in tokens. `softmax_heads`, the
+    heads that stay softmax in recurrent layers, is there if there are any. `distinct_tokens`
     leaves out those that were read before (see `distinct_tokens`); `data_revisions` are the commits of hub
     datasets that were read.
     """
@@ -45,6 +46,7 @@ def build_lineage(
         "mixers": mixers,
         "mixer_titles": {name: MIXERS[name].display_name for name in sorted(set(mixers or ()))},
         "windows": {} if is_transformer else dict(config.windows),
+        **({"softmax_heads": config.softmax_heads} if getattr(config, "softmax_heads", {}) else {}),
         "teacher": models.teacher_lineage,
         "ancestors": ancestors,
         "recipe": {"name": recipe.name_of(label), "hash": recipe.hash, "source": recipe.source},

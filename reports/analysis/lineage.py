@@ -52,6 +52,8 @@ class Lineage:
     """One per layer; empty if unknown."""
     titles: Mapping[str, str]
     """Mixer → its name in text."""
+    softmax_heads: Mapping[int, tuple[int, ...]]
+    """Recurrent layer → its query heads that stay softmax, both counted from 0."""
     windows: Mapping[str, int]
     """Mixer → its window in tokens, that of a sliding window or next to a recurrence."""
     stages: tuple[Stage, ...]
@@ -81,9 +83,14 @@ class Lineage:
         return tuple(i for i, mixer in enumerate(self.mixers) if mixer == "softmax")
 
     @property
+    def layers(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        """Mixer and softmax heads of each layer; empty if unknown."""
+        return tuple((mixer, self.softmax_heads.get(i, ())) for i, mixer in enumerate(self.mixers))
+
+    @property
     def is_hybrid(self) -> bool:
-        """Whether the layers do not all use the same mixer."""
-        return len(set(self.mixers)) > 1
+        """Whether the layers do not all use the same mixer, or have softmax heads."""
+        return len(set(self.mixers)) > 1 or bool(self.softmax_heads)
 
     @property
     def is_plain(self) -> bool:
@@ -99,12 +106,16 @@ class Lineage:
         return self.titles.get(main, main) + ("" if self.is_plain else " hybrids")
 
     def describe_mixers(self) -> str:
-        """Such as ``Gated DeltaNet`` or ``8 × softmax + 22 × GLA (window 256)``; empty if unknown."""
+        """Such as ``Gated DeltaNet``, ``8 × softmax + 22 × GLA (window 256)`` or ``KDA + 10 softmax heads``;
+        empty if unknown."""
         counts = Counter(self.mixers)
-        if len(counts) == 1:
-            return self._describe(self.mixers[0])
         softmax_first = sorted(counts.items(), key=lambda item: item[0] != "softmax")
-        return " + ".join(f"{count} × {self._describe(name)}" for name, count in softmax_first)
+        parts = [f"{count} × {self._describe(name)}" for name, count in softmax_first]
+        if len(counts) == 1:
+            parts = [self._describe(self.mixers[0])]
+        if heads := sum(map(len, self.softmax_heads.values())):
+            parts.append(f"{heads} softmax head{'' if heads == 1 else 's'}")
+        return " + ".join(parts)
 
     def _describe(self, mixer: str) -> str:
         title = self.titles.get(mixer, mixer)
@@ -134,6 +145,7 @@ def lineage_of(checkpoint: Checkpoint) -> Lineage:
         seed=_whole(raw.get("seed")),
         mixers=_names(raw.get("mixers")),
         titles=TITLES_OF_OLD_LINEAGES | _titles(raw.get("mixer_titles")),
+        softmax_heads=_heads(raw.get("softmax_heads")),
         windows=_windows(raw.get("windows")),
         stages=stages,
         tokens=tokens if tokens is not None else sum(known) if known else None,
@@ -180,6 +192,15 @@ def _names(value: Any) -> tuple[str, ...]:
 def _titles(value: Any) -> dict[str, str]:
     found = value.items() if isinstance(value, dict) else ()
     return {str(name): title for name, title in found if isinstance(title, str)}
+
+
+def _heads(value: Any) -> dict[int, tuple[int, ...]]:
+    found = value.items() if isinstance(value, dict) else ()
+    return {
+        int(layer): tuple(head for head in heads if isinstance(head, int))
+        for layer, heads in found
+        if str(layer).isdecimal() and isinstance(heads, list | tuple)
+    }
 
 
 def _windows(value: Any) -> dict[str, int]:

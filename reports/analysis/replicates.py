@@ -130,7 +130,7 @@ def replicate_families(tensor: ResultTensor) -> list[tuple[int, ...]]:
         if checkpoint.teacher is None or lineage.seed is None or not lineage.mixers or lineage.recipe is None:
             continue
         stages = tuple(stage.settings for stage in lineage.stages)
-        key = (checkpoint.teacher, lineage.recipe, lineage.mixers, stages, lineage.tokens)
+        key = (checkpoint.teacher, lineage.recipe, lineage.layers, stages, lineage.tokens)
         families.setdefault(key, []).append(index)
     found = []
     for members in families.values():

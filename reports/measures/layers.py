@@ -54,6 +54,13 @@ def _strip(report: Report, checkpoint: int) -> Markup:
     return layer_strip(len(lineage.mixers), softmax, f"softmax layers {_listed(softmax)}")
 
 
+def _heads(lineage: Lineage) -> str:
+    """Softmax heads by layer: ``3: 0 5, 7: 1``."""
+    return ", ".join(
+        f"{i}: {' '.join(map(str, heads))}" for i, heads in sorted(lineage.softmax_heads.items())
+    )
+
+
 def _recovery(report: Report, checkpoint: int) -> Value:
     """Under the first protocol that the checkpoint has."""
     rows = (report.leading_average(checkpoint, protocol) for protocol in report.protocols)
@@ -90,6 +97,12 @@ LAYERS: Table[int] = Table(
             css=lambda report, row: "track",
         ),
         Column(
+            "softmax_heads",
+            value=lambda report, row: _heads(_lineage(report, row)),
+            unit="text",
+            outputs=CSV,
+        ),
+        Column(
             "recovery", value=_recovery, kind="estimate", unit="percent", css=lambda report, row: "strong"
         ),
     ),
@@ -107,7 +120,7 @@ def _recovery_by_layers(report: Report, protocol: str) -> list[Figure]:
     """One curve per selector, recipe and budget; students without softmax layers are its first point.
 
     Layers that no selector is known for are a curve of their own. Variants that change something other than
-    the layers are left out.
+    the layers, and students with softmax heads in other layers, are left out.
     """
     changed = _changed_otherwise(report)
     families: dict[Hashable, list[int]] = {}
@@ -115,6 +128,8 @@ def _recovery_by_layers(report: Report, protocol: str) -> list[Figure]:
     for student in comparable_students(report, protocol):
         lineage = lineage_of(report.checkpoints[student].plan)
         if not lineage.mixers or lineage.main_mixer is None or not lineage.complete or student in changed:
+            continue
+        if lineage.softmax_heads:
             continue
         start = (
             report.checkpoints[student].teacher,

@@ -33,8 +33,10 @@ MIN_STUDENTS = 5
 """A rank correlation of fewer students is noise."""
 _GROUPS: dict[Literal["all", "pure", "hybrid"], Callable[[Lineage], bool]] = {
     "all": lambda lineage: True,
-    "pure": lambda lineage: bool(lineage.mixers) and not lineage.softmax_layers and not lineage.windows,
-    "hybrid": lambda lineage: bool(lineage.softmax_layers),
+    "pure": lambda lineage: (
+        bool(lineage.mixers) and not (lineage.softmax_layers or lineage.softmax_heads or lineage.windows)
+    ),
+    "hybrid": lambda lineage: bool(lineage.softmax_layers or lineage.softmax_heads),
 }
 
 

@@ -30,6 +30,8 @@ def described(name: str, recipe: Recipe) -> str:
     layers = student.softmax_layers
     start = "continues" if student.initial_checkpoints else student.init
     softmax = layers if isinstance(layers, str) else ",".join(map(str, layers))
+    if student.softmax_heads:
+        softmax += f" heads {student.softmax_heads}"
     return " | ".join(
         (name, recipe.hash, " ".join(recipe.labels), start, f"softmax [{softmax}]", " ".join(stages))
     )

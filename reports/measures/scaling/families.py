@@ -116,7 +116,7 @@ def _apart_from_seed(checkpoint: int, lineage: Lineage, tensor: ResultTensor) ->
     """What runs of one recipe share; not its hash, of which the seed is a part."""
     stages = tuple(stage.settings for stage in lineage.stages)
     name = lineage.recipe or lineage.recipe_hash or checkpoint
-    return tensor.checkpoints[checkpoint].teacher, name, lineage.mixers, stages
+    return tensor.checkpoints[checkpoint].teacher, name, lineage.layers, stages
 
 
 def _token_keys(lineage: Lineage) -> list[tuple[object, ...]]:
@@ -124,12 +124,12 @@ def _token_keys(lineage: Lineage) -> list[tuple[object, ...]]:
     if not lineage.tokens:
         return []
     found: list[tuple[object, ...]] = [
-        ("run", lineage.recipe, lineage.recipe_hash, lineage.mixers, lineage.seed)
+        ("run", lineage.recipe, lineage.recipe_hash, lineage.layers, lineage.seed)
     ]
     if lineage.complete and lineage.recipe:
         base, _, variants = lineage.recipe.partition(".")
         others = _BUDGET.sub("", variants).rstrip("-")
-        found.append(("budgets", base, others, lineage.mixers, lineage.seed))
+        found.append(("budgets", base, others, lineage.layers, lineage.seed))
     return found
 
 

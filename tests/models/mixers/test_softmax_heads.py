@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from evalsuite.distill.trainable import places
 from evalsuite.foundation import ConfigError
 from evalsuite.models import StudentForCausalLM, build_student
+from evalsuite.models.checkpoints.describe import describe
 from evalsuite.models.checkpoints.streaming import NewStudentWeights
 from evalsuite.models.decoder.cost import ModelCost
 from evalsuite.models.decoder.precision import round_states
@@ -121,10 +122,13 @@ def test_the_matrix_has_the_teachers_heads_in_order(make_teacher: Make, options:
 
 @pytest.mark.parametrize("family", ["llama", "gemma3_text"])
 @torch.no_grad()
-def test_the_engine_and_rounded_states(make_teacher: Make, family: str) -> None:
+def test_the_engine_and_rounded_states(make_teacher: Make, tmp_path: Path, family: str) -> None:
     tokenizer = pocket_tokenizer()
     model = student(make_teacher, family=family, vocab_size=len(tokenizer))
     assert_engine_responds_as(model, tokenizer, 9)
+    for each in (model, tokenizer):
+        each.save_pretrained(tmp_path)
+    assert "kda (softmax heads 1) 0, kda (softmax heads 0, 1, 3) 1\n" in describe(tmp_path)
     before = model(ids(), use_cache=True).past_key_values
     round_states(model, "int8")
     after = model(ids(), use_cache=True).past_key_values

@@ -38,6 +38,15 @@ def test_a_recurrence_with_a_window_is_not_its_papers_mixer():
     assert not lineage_of(plan(mixers=["kda"], windows={"kda": "wide"})).windows
 
 
+def test_a_recurrence_with_softmax_heads_is_a_hybrid():
+    found = lineage_of(plan(mixers=["kda", "kda", "softmax"], softmax_heads={"1": [0, 2]}))
+    assert found.layers == (("kda", ()), ("kda", (0, 2)), ("softmax", ()))
+    assert found.describe_mixers() == "1 × softmax + 2 × KDA + 2 softmax heads"
+    one = lineage_of(plan(mixers=["kda", "kda"], softmax_heads={"1": [0]}))
+    assert (one.describe_mixers(), one.is_plain, one.family) == ("KDA + 1 softmax head", False, "KDA hybrids")
+    assert not lineage_of(plan(mixers=["kda"], softmax_heads={"a": 1, "0": 2})).softmax_heads
+
+
 def test_a_lineage_states_the_titles_of_its_mixers():
     """Those of other packages too; without, a mixer goes by a known title or by its registered name."""
     stated = lineage_of(plan(mixers=["mine", "kda"], mixer_titles={"mine": "My mixer"}))
