@@ -140,6 +140,8 @@ class SelectionContext:
                 f"one; supported types: {', '.join(FAMILIES)}"
             )
         self.layers = int(self.info.config.num_hidden_layers)
+        self.heads = int(self.info.config.num_attention_heads)
+        """Query heads of each layer."""
 
     @property
     def settings(self) -> dict[str, Any]:

@@ -1,8 +1,10 @@
 """Hybrids of two students of one teacher, which share their modules."""
 
 import copy
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
+
+from torch import nn
 
 from evalsuite.distill.selection.layer_sets import Direction
 from evalsuite.distill.trainable import set_trainable
@@ -35,6 +37,20 @@ def swap_layers(
     if direction == "add":
         return with_blocks_of(all_linear, all_softmax, layers)
     return with_mixers_of(all_softmax, all_linear, layers)
+
+
+def with_output_projections(
+    model: StudentForCausalLM, layers: Collection[int], change: Callable[[nn.Linear], None]
+) -> StudentForCausalLM:
+    """`model` with copies of the output projections of mixers at `layers`, which `change` is called with."""
+    blocks = {}
+    for layer in layers:
+        block = model.model.layers[layer]
+        mixer, projection = copy.copy(block.self_attn), copy.deepcopy(block.self_attn.o_proj)
+        change(projection)
+        mixer._modules = {**mixer._modules, "o_proj": projection}
+        blocks[layer] = block.with_mixer(mixer)
+    return model.with_blocks(blocks)
 
 
 def copy_trainable(student: StudentForCausalLM, train: str) -> StudentForCausalLM:

@@ -12,27 +12,29 @@ Direction = Literal["add", "remove"]
 """Layers are restored in the all-linear student, or become linear in the teacher."""
 
 
-def softmax_budget(layers: int, *, budget: int | None = None, ratio: float | str | None = None) -> int:
-    """Return the number K of softmax layers.
+def softmax_budget(
+    count: int, *, budget: int | None = None, ratio: float | str | None = None, unit: str = "layer"
+) -> int:
+    """Return the number K of softmax layers, or heads.
 
     Args:
-        layers: layers of the teacher.
+        count: layers of the teacher, or heads of all layers.
         budget: K itself.
         ratio: share of softmax layers (0.25), or softmax to linear (`1:3`), rounded half up to K. For 36
             layers, 12.5 % gives 5 and 1:8 gives 4, as in sections 4.3 and 4.2 of KL-guided selection
             (ICLR 2026).
 
     Raises:
-        ConfigError: not exactly one is given, or K is not in 1 … layers.
+        ConfigError: not exactly one is given, or K is not in 1 … count.
     """
     if (budget is None) == (ratio is None):
-        raise ConfigError("give the number of softmax layers: either --budget K or --ratio SHARE")
+        raise ConfigError(f"give the number of softmax {unit}s: either --budget K or --ratio SHARE")
     if ratio is not None:
-        budget = floor(_share(ratio) * layers + 0.5)
+        budget = floor(_share(ratio) * count + 0.5)
     assert budget is not None
-    if not 1 <= budget <= layers:
+    if not 1 <= budget <= count:
         option = f"--ratio {ratio} gives {budget}" if ratio is not None else f"--budget {budget}"
-        raise ConfigError(f"{option}: must be between 1 and {layers}, the layers of the teacher")
+        raise ConfigError(f"{option}: must be between 1 and {count}, the {unit}s of the teacher")
     return budget
 
 

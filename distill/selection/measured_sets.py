@@ -1,4 +1,4 @@
-"""Measurements of sets of softmax layers, for searches without training."""
+"""Measurements of sets of softmax layers, or of other sets, for searches without training."""
 
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -17,6 +17,7 @@ class MeasuredSets:
         columns: names of the values.
         measure: softmax layers → values.
         unit: what one set is, for the progress bar.
+        key: what the sets consist of, in the progress log.
         cost: row of a set → number; the lowest is best. Needed by `best` only.
     """
 
@@ -29,18 +30,19 @@ class MeasuredSets:
         measure: Callable[[Collection[int]], Sequence[float]],
         *,
         unit: str,
+        key: str = "layers",
         cost: Callable[[dict[str, Any]], float] = lambda row: 0.0,
     ) -> None:
         self._context, self._columns, self._measure_one = context, columns, measure
-        self._cost, self._unit = cost, unit
+        self._cost, self._unit, self._key = cost, unit, key
         self.progress_log: ProgressLog = context.progress_log(name, about)
-        self._known = {frozenset(row["layers"]): row for row in self.progress_log.rows}
+        self._known = {frozenset(row[key]): row for row in self.progress_log.rows}
 
     def __len__(self) -> int:
         return len(self._known)
 
     def __call__(self, softmax: Collection[int]) -> dict[str, Any]:
-        """`layers` and the values of a set."""
+        """A set and its values."""
         key = frozenset(softmax)
         if key not in self._known:
             self._measure([key])
@@ -70,5 +72,5 @@ class MeasuredSets:
             values[group.rank] = torch.tensor(self._measure_one(sets[group.rank]), dtype=torch.float64)
         group.all_reduce(values)
         for key, found in zip(sets, values.tolist(), strict=True):
-            self._known[key] = {"layers": sorted(key), **dict(zip(self._columns, found, strict=True))}
+            self._known[key] = {self._key: sorted(key), **dict(zip(self._columns, found, strict=True))}
             self.progress_log.append(self._known[key])

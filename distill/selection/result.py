@@ -42,6 +42,10 @@ class SelectionResult:
     """The layers that stay softmax, with the measurements behind them."""
 
     layers: tuple[int, ...]
+    heads: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    """Layer → heads that stay softmax in it."""
+    head_scores: tuple[tuple[float, ...], ...] = ()
+    """Importance per layer and head, of a selector of heads."""
     scores: tuple[float, ...] = ()
     """Importance per layer, higher first; empty for selectors that do not score single layers."""
     measure: str = ""
@@ -60,3 +64,18 @@ class SelectionResult:
     ) -> "SelectionResult":
         """The K layers with the highest scores; `rest` are further fields."""
         return cls(layers=top_layers(scores, k, ties=ties), scores=tuple(scores), **rest)
+
+    @classmethod
+    def of_head_scores(cls, scores: Sequence[float], heads: int, k: int, **rest: Any) -> "SelectionResult":
+        """The K heads with the highest scores, which are those of `heads` heads a layer; a layer with all of
+        its heads is one of `layers`. `rest` are further fields."""
+        chosen: dict[int, tuple[int, ...]] = {}
+        for number in top_layers(scores, k):
+            layer, head = divmod(number, heads)
+            chosen[layer] = (*chosen.get(layer, ()), head)
+        return cls(
+            layers=tuple(layer for layer, own in chosen.items() if len(own) == heads),
+            heads={layer: own for layer, own in chosen.items() if len(own) < heads},
+            head_scores=tuple(tuple(scores[i : i + heads]) for i in range(0, len(scores), heads)),
+            **rest,
+        )

@@ -13,7 +13,7 @@ from evalsuite.distill.selection.result import SelectionResult
 from evalsuite.distill.selection.selector import Selector, load_selector
 from evalsuite.distill.training.builders import override_mixers
 from evalsuite.distill.training.provenance import package_versions
-from evalsuite.foundation import RunFolderError, read_json, write_json
+from evalsuite.foundation import ConfigError, RunFolderError, read_json, write_json
 
 SCHEMA = 2
 
@@ -37,7 +37,7 @@ def select(
     Args:
         selector: with its options, or the name of one with the defaults.
         out: the JSON file.
-        budget, ratio: number or share of softmax layers; exactly one of the two.
+        budget, ratio: number or share of softmax layers, or heads; exactly one of the two.
         mixer: mixer of the other layers during the search, instead of the recipe's.
         work: folder for the all-linear student, progress logs and states, shared by all selectors of a
             teacher; defaults to `work` in the folder of `out`.
@@ -64,7 +64,8 @@ def select_on(
 ) -> dict[str, Any]:
     """`select` with an existing context, so that several selectors load the models once."""
     out = Path(out)
-    k = softmax_budget(context.layers, budget=budget, ratio=ratio)
+    count = context.layers * (context.heads if selector.unit == "head" else 1)
+    k = softmax_budget(count, budget=budget, ratio=ratio, unit=selector.unit)
     request = {
         "selector": selector.name,
         "budget": k,
@@ -78,6 +79,8 @@ def select_on(
         return done
     began = time.monotonic()
     result = selector.select(context, k)
+    if not (result.layers or result.heads):
+        raise ConfigError(f"selector {selector.name} selected nothing of {k} {selector.unit}s")
     value = _encode(context, selector, result, request, time.monotonic() - began)
     if context.process_group.is_main:
         write_json(out, value)
@@ -149,6 +152,9 @@ def _encode(
             **result.details,
         },
     }
+    if result.head_scores:
+        value["heads"] = {str(layer): list(heads) for layer, heads in result.heads.items()}
+        value["head_scores"] = [list(scores) for scores in result.head_scores]
     if result.history and result.stopped_early is not None:
         last = result.history[-1]
         value["stop"] = {

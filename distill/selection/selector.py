@@ -1,4 +1,4 @@
-"""Selectors: methods that choose the layers that stay softmax, and their registry.
+"""Selectors: methods that choose the layers, or heads, that stay softmax, and their registry.
 
 A selector is one subclass of `Selector`: its fields are its options, and `select` chooses the layers. Its
 module imports torch inside functions only, since selectors are also listed without torch.
@@ -31,6 +31,8 @@ GENDISTILL = "arXiv 2603.26556"
 
 Requirement = Literal["nothing", "teacher", "all_linear", "training"]
 """What a selector measures with: an all-linear student, or candidates that it trains."""
+Unit = Literal["layer", "head"]
+"""What a selector selects."""
 REQUIREMENTS: tuple[Requirement, ...] = get_args(Requirement)
 
 
@@ -42,6 +44,7 @@ class Selector(ContextOptions):
     source: ClassVar[str]
     """The paper that it comes from."""
     requires: ClassVar[Requirement]
+    unit: ClassVar[Unit] = "layer"
 
     @classmethod
     def title(cls) -> str:
@@ -59,7 +62,7 @@ class Selector(ContextOptions):
 
     @abstractmethod
     def select(self, context: "SelectionContext", k: int) -> "SelectionResult":
-        """Select K layers of the context's teacher."""
+        """Select K layers, or heads, of the context's teacher."""
 
 
 SELECTORS: ClassRegistry[Selector] = ClassRegistry(

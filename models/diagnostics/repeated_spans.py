@@ -121,7 +121,7 @@ def span_scores(model: Any, spans: Sequence[RepeatedSpan], *, batch_tokens: int 
         tokens, _ = pad_right([spans[place].tokens for place in places], split.device, MULTIPLE)
         scored = [spans[place].scored.flatten() for place in places]
         rows = np.concatenate([row * tokens.shape[1] + each for row, each in enumerate(scored)])
-        hits, nll = _predictions(split, tokens, to_device(rows, split.device))
+        hits, nll = token_predictions(split, tokens, to_device(rows, split.device))
         ends = np.cumsum([len(each) for each in scored])[:-1]
         for place, hit, loss in zip(places, np.split(hits, ends), np.split(nll, ends), strict=True):
             if not np.isfinite(loss).all():
@@ -134,7 +134,7 @@ def span_scores(model: Any, spans: Sequence[RepeatedSpan], *, batch_tokens: int 
     )
 
 
-def _predictions(
+def token_predictions(
     split: SplitModel, tokens: Tensor, places: Tensor
 ) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
     """Whether each token of [B, T] at flattened `places` [N] is the most likely one, and its negative

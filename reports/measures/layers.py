@@ -228,19 +228,18 @@ def _scores_above_minimum(selection: Selection) -> tuple[list[float | None], str
 
     Scores that are all negative are drawn relative to the lowest, so that a longer bar is a better layer.
     """
-    known = [score for score in selection.scores if score is not None]
+    known = [score for score in selection.unit_scores if score is not None]
     if not known or max(known) > 0:
-        return list(selection.scores), selection.measure
+        return list(selection.unit_scores), selection.measure
     lowest = min(known)
-    scores = [None if score is None else score - lowest for score in selection.scores]
+    scores = [None if score is None else score - lowest for score in selection.unit_scores]
     return scores, f"{selection.measure} (relative to the lowest, {lowest:.4g})"
 
 
 def selector_blocks(selection: Selection, name: str) -> list[Block]:
     """Importance scores of one selector, and the stability of its selection during the search."""
     scores, measure = _scores_above_minimum(selection)
-    chosen = "layer" if len(selection.layers) == 1 else f"{len(selection.layers)} layers:"
-    parts = [f"selects {chosen} {_listed(selection.layers)}"]
+    parts = [f"selects {selection.chosen}"]
     if selection.stop is not None:
         parts.append(_stopped(selection))
     cost = [f"{formatting.tokens(selection.tokens)} tokens"] if selection.tokens else []
@@ -253,33 +252,36 @@ def selector_blocks(selection: Selection, name: str) -> list[Block]:
 
 
 def _importance(scores: Sequence[float | None], selection: Selection, name: str, measure: str) -> Figure:
-    """One bar per layer, from 0; softmax layers are highlighted, None leaves a gap."""
+    """One bar per layer or head, from 0; those that stay softmax are highlighted, None leaves a gap."""
+    heads = len(selection.head_scores[0]) if selection.head_scores else 1
+    labels = [
+        f"{at // heads}, head {at % heads}" if selection.head_scores else str(at) for at in range(len(scores))
+    ]
+    softmax = frozenset(selection.units)
     traces = []
     for kind, is_softmax, paint in (("softmax", True, "var(--point)"), ("linear", False, "var(--wrong)")):
-        mine = [
-            (at, v) for at, v in enumerate(scores) if v is not None and (at in selection.layers) == is_softmax
-        ]
+        mine = [(at, v) for at, v in enumerate(scores) if v is not None and (at in softmax) == is_softmax]
         if mine:
             traces.append(
                 go.Bar(
-                    x=[layer for layer, _ in mine],
+                    x=[at / heads for at, _ in mine],
                     y=[value for _, value in mine],
                     marker={"color": paint},
                     name=kind,
-                    hovertext=[f"layer {layer}: {value:.4g}, {kind}" for layer, value in mine],
+                    hovertext=[f"layer {labels[at]}: {value:.4g}, {kind}" for at, value in mine],
                     hoverinfo="text",
                 )
             )
     rows = tuple(
-        (str(layer), "softmax" if layer in selection.layers else "linear", "" if v is None else f"{v:.4g}")
-        for layer, v in enumerate(scores)
+        (labels[at], "softmax" if at in softmax else "linear", "" if v is None else f"{v:.4g}")
+        for at, v in enumerate(scores)
     )
     layout = {
         "xaxis": {
             "title": {"text": "layer"},
             "showgrid": False,
             "tick0": 0,
-            "dtick": -(-len(scores) // TICKS),
+            "dtick": -(-len(scores) // heads // TICKS),
         },
         "yaxis": {"title": {"text": "importance"}},
         "bargap": 0.18,
@@ -289,7 +291,7 @@ def _importance(scores: Sequence[float | None], selection: Selection, name: str,
         traces,
         layout,
         title=f"{name}: importance by layer",
-        caption=f"{measure[:1].upper()}{measure[1:]}. Softmax layers: {_listed(selection.layers)}.",
+        caption=f"{measure[:1].upper()}{measure[1:]}. Softmax: {selection.chosen}.",
         table=Values(("layer", "mixer", measure), rows),
         height=240,
     )
@@ -370,7 +372,8 @@ def selection_names(found: Sequence[Selection], titles: Mapping[str, str]) -> li
     return [
         name
         if names.count(name) == 1
-        else f"{name} ({f'{titles.get(s.mixer, s.mixer)}, ' if s.mixer else ''}{len(s.layers)} layers)"
+        else f"{name} ({f'{titles.get(s.mixer, s.mixer)}, ' if s.mixer else ''}{len(s.units)} "
+        f"{'heads' if s.head_scores else 'layers'})"
         for name, s in zip(names, found, strict=True)
     ]
 

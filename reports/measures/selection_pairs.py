@@ -16,7 +16,7 @@ from evalsuite.reports.table import CSV, Column, Table
 
 @dataclass(frozen=True, slots=True)
 class SelectionPair:
-    """Two selections of softmax layers of one teacher."""
+    """Two selections of softmax layers, or heads, of one teacher."""
 
     first: str
     second: str
@@ -37,26 +37,28 @@ def selection_pairs(found: Sequence[Selection], names: Sequence[str]) -> list[Se
     """All pairs of selections of one teacher.
 
     Args:
-        found: the selections; one without a teacher is compared with none.
+        found: the selections; one without a teacher is compared with none, and heads not with layers.
         names: one per selection.
     """
     return [
         _pair(one, other, first, second)
         for (one, first), (other, second) in combinations(zip(found, names, strict=True), 2)
-        if one.teacher is not None and one.teacher == other.teacher
+        if one.teacher is not None
+        and (one.teacher, bool(one.head_scores)) == (other.teacher, bool(other.head_scores))
     ]
 
 
 def _pair(one: Selection, other: Selection, first: str, second: str) -> SelectionPair:
-    depth = max(len(one.scores), len(other.scores)) or None
-    both = [(a, b) for a, b in zip(one.scores, other.scores, strict=False) if a is not None and b is not None]
+    depth = max(len(one.unit_scores), len(other.unit_scores)) or None
+    pairs = zip(one.unit_scores, other.unit_scores, strict=False)
+    both = [(a, b) for a, b in pairs if a is not None and b is not None]
     return SelectionPair(
         first,
         second,
-        len({*one.layers} & {*other.layers}),
-        min(len(one.layers), len(other.layers)),
-        jaccard(one.layers, other.layers),
-        None if depth is None else len(one.layers) * len(other.layers) / depth,
+        len({*one.units} & {*other.units}),
+        min(len(one.units), len(other.units)),
+        jaccard(one.units, other.units),
+        None if depth is None else len(one.units) * len(other.units) / depth,
         rank_agreement([a for a, _ in both], [b for _, b in both]).tau if len(both) > 1 else None,
     )
 

@@ -56,8 +56,8 @@ def selection_page(selection: Selection, source: str) -> str:
         selection: which layers stay softmax, and why.
         source: name of its file, in the same folder.
     """
-    count = len(selection.layers)
-    title = f"{count} softmax layer{'' if count == 1 else 's'}, selected by {selection.selector}"
+    count, unit = len(selection.units), "head" if selection.head_scores else "layer"
+    title = f"{count} softmax {unit}{'' if count == 1 else 's'}, selected by {selection.selector}"
     return _page(title, selector_blocks(selection, selection.selector), source=source)
 
 

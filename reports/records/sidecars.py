@@ -102,6 +102,10 @@ class Selection(Strict):
     """weights_id of the teacher whose layers these are."""
     measure: str = "importance"
     """Description of `scores`: ``KL divergence won back, nats``."""
+    heads: dict[int, tuple[int, ...]] = Field(default_factory=dict)
+    """Other layers → their heads that stay softmax, chosen by a selector of heads."""
+    head_scores: tuple[tuple[float | None, ...], ...] = ()
+    """Of such a selector, in place of `scores`: one per layer and head of the teacher."""
     scores: tuple[float | None, ...] = ()
     """One per layer of the teacher; higher scores are selected first. None: not rated."""
     history: tuple[SelectionStep, ...] = ()
@@ -114,6 +118,35 @@ class Selection(Strict):
     seconds: float | None = Field(default=None, ge=0)
     details: dict[str, Any] = Field(default_factory=dict)
     """Further output of the selector: settings, notes, costs, raw measurements; not shown."""
+
+    @property
+    def units(self) -> tuple[int, ...]:
+        """The layers, or the heads of a selector of heads, numbered through all layers."""
+        if not self.head_scores:
+            return self.layers
+        count = len(self.head_scores[0])
+        heads = {**self.heads, **dict.fromkeys(self.layers, range(count))}
+        return tuple(layer * count + head for layer in sorted(heads) for head in heads[layer])
+
+    @property
+    def unit_scores(self) -> tuple[float | None, ...]:
+        """Scores of all layers or heads, in the same numbers."""
+        return tuple(score for scores in self.head_scores for score in scores) or self.scores
+
+    @property
+    def chosen(self) -> str:
+        """Such as ``layer 3``, ``2 layers: 1, 5`` or ``3 heads: 0, 4 of layer 1; 2 of layer 7``."""
+        parts = []
+        if self.layers:
+            name = "layer" if len(self.layers) == 1 else f"{len(self.layers)} layers:"
+            parts.append(f"{name} {', '.join(map(str, sorted(self.layers)))}")
+        if self.heads:
+            count = sum(map(len, self.heads.values()))
+            listed = "; ".join(
+                f"{', '.join(map(str, own))} of layer {layer}" for layer, own in sorted(self.heads.items())
+            )
+            parts.append(f"{count} head{'' if count == 1 else 's'}: {listed}")
+        return " and ".join(parts)
 
     @model_validator(mode="before")
     @classmethod
@@ -130,6 +163,11 @@ class Selection(Strict):
                 raise ValueError(f"layers {list(layers)}: must be unique and at least 0")
             if self.scores and max(layers, default=0) >= len(self.scores):
                 raise ValueError(f"layers {list(layers)}: there are scores for {len(self.scores)} layers")
+        counts = {len(scores) for scores in self.head_scores}
+        for layer, heads in self.heads.items():
+            scored = len(counts) == 1 and 0 <= layer < len(self.head_scores) and layer not in self.layers
+            if not (scored and heads and set(heads) <= set(range(*counts)) and len(set(heads)) == len(heads)):
+                raise ValueError(f"heads {list(heads)} of layer {layer}: unique ones with 'head_scores' only")
         along = [step.tokens for step in self.history]
         if along != sorted(along):
             raise ValueError("'history' must be in the order of the search: its tokens never decrease")

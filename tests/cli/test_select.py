@@ -19,7 +19,7 @@ def test_a_share_of_the_layers_in_a_file_and_a_page(tmp_path, capsys):
     assert json.loads(out.read_text())["layers"] == [0, 2]
     assert "selects 2 layers: 0, 2." in out.with_suffix(".html").read_text()
     assert capsys.readouterr().out.splitlines() == [
-        "layers 0, 2 stay softmax, selected by uniform",
+        "uniform selects 2 layers: 0, 2",
         str(out),
         str(out.with_suffix(".html")),
     ]

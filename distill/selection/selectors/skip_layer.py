@@ -1,7 +1,6 @@
 """Selectors that skip one layer of the teacher at a time (KL-guided selection, section 4.2 and Table 3)."""
 
-from collections.abc import Collection, Iterable
-from copy import copy, deepcopy
+from collections.abc import Collection
 from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
@@ -12,6 +11,8 @@ from evalsuite.foundation import content_hash
 from evalsuite.foundation.strict import Seed
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from evalsuite.distill.selection.context import SelectionContext
     from evalsuite.distill.selection.tasks import QuestionSet
     from evalsuite.models import StudentForCausalLM
@@ -21,18 +22,16 @@ MIN_TEACHER_ACCURACY = 0.1
 WHEN_SKIPPED = " when the layer is skipped"
 
 
-def without_layers(model: "StudentForCausalLM", layers: Iterable[int]) -> "StudentForCausalLM":
+def without_layers(model: "StudentForCausalLM", layers: Collection[int]) -> "StudentForCausalLM":
     """`model` with output projections of zeros in the mixers of `layers`: identity residual connections
     (Table 3)."""
-    blocks = {}
-    for layer in layers:
-        block = model.model.layers[layer]
-        mixer, projection = copy(block.self_attn), deepcopy(block.self_attn.o_proj)
+    from evalsuite.distill.selection.hybrids import with_output_projections
+
+    def zero(projection: "nn.Linear") -> None:
         for parameter in projection.parameters():
             parameter.data.zero_()
-        mixer._modules = {**mixer._modules, "o_proj": projection}
-        blocks[layer] = block.with_mixer(mixer)
-    return model.with_blocks(blocks)
+
+    return with_output_projections(model, layers, zero)
 
 
 class SyntheticTask(Selector):

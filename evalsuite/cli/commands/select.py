@@ -32,7 +32,8 @@ def add(commands: argparse._SubParsersAction) -> None:
         type=int,
         nargs="+",
         metavar="K",
-        help="number of softmax layers; of several a file each, OUT with -K in its name",
+        help="number of softmax layers, or of heads (head_ablation); of several a file each, OUT with -K in "
+        "its name",
     )
     size.add_argument(
         "--ratio", metavar="SHARE", help="share of softmax layers (0.25), or softmax to linear (1:3)"
@@ -106,9 +107,9 @@ def run(arguments: argparse.Namespace) -> int:
             device=arguments.device,
             quiet=arguments.quiet,
         )
-        page = out.with_suffix(".html")
-        write_text(page, selection_page(read_selection(out), out.name))
-        print(f"layers {', '.join(map(str, value['layers']))} stay softmax, selected by {value['selector']}")
+        page, selection = out.with_suffix(".html"), read_selection(out)
+        write_text(page, selection_page(selection, out.name))
+        print(f"{selection.selector} selects {selection.chosen}")
         for line in (*value["details"]["notes"], *_cost_lines(value)):
             print(line)
         print(f"{out}\n{page}")

@@ -247,7 +247,7 @@ def show_selections(arguments: argparse.Namespace) -> int:
 
     found = [read_selection(Path(path)) for path in arguments.files]
     names = selection_names(found, {})
-    layers = [" ".join(map(str, sorted(each.layers))) for each in found]
+    layers = [each.chosen if each.heads else " ".join(map(str, sorted(each.layers))) for each in found]
     print(table(("selection", "layers", "file"), list(zip(names, layers, arguments.files, strict=True))))
     if pairs := selection_pairs(found, names):
         print(f"\n{SELECTION_PAIRS.of(pairs).terminal(ALONE)}")

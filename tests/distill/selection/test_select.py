@@ -39,12 +39,13 @@ def run_select(recipe, work):
 def test_selectors_write_files_that_reports_can_read(run_select, tmp_path, selector):
     value = run_select(selector, tmp_path / "layers.json", budget=2)
     read = Selection.model_validate(json.loads((tmp_path / "layers.json").read_text()))
-    assert len(read.layers) == 2
-    assert set(read.layers) <= {0, 1, 2}
+    per_layer = 4 if SELECTORS[selector].unit == "head" else 1
+    assert len(read.units) == 2
+    assert set(read.units) <= set(range(3 * per_layer))
     assert read.teacher == value["teacher"]
     if selector != "uniform":
-        assert len(read.scores) == 3
-        assert len(set(read.scores)) > 1
+        assert len(read.unit_scores) == 3 * per_layer
+        assert len(set(read.unit_scores)) > 1
     needs = SELECTORS[selector].requires
     assert read.mixer == ("gated_deltanet" if needs in ("all_linear", "training") else None)
     if needs == "training":
