@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from evalsuite.distill.selection.context import SelectionContext
-    from evalsuite.distill.selection.measured_sets import MeasuredSets
     from evalsuite.models import StudentForCausalLM
 
 BATCH_TOKENS = 16_384
@@ -54,43 +53,22 @@ def returning_tokens(rows: "NDArray[np.int64]", ngram: int) -> "NDArray[np.bool_
     return found
 
 
-def measured_heads(context: "SelectionContext", seq_len: int, ngram: int) -> "MeasuredSets":
-    """Loss of the teacher without a set of heads, which are numbered through all layers.
-
-    Returns:
-        `loss`: of returning tokens, in nats per token.
-    """
+def mean_loss(model: "StudentForCausalLM", rows: "NDArray[np.int64]", tokens: "NDArray[np.bool_]") -> float:
+    """Mean loss of `tokens` [rows, length] of `rows` in nats; none of them is the first of its row."""
     import numpy as np
+    import torch
 
-    from evalsuite.distill.selection.measured_sets import MeasuredSets
-    from evalsuite.distill.training.held_out import held_out_text
     from evalsuite.models.diagnostics.distance import SplitModel
     from evalsuite.models.diagnostics.repeated_spans import token_predictions
     from evalsuite.models.inference.batching import to_device
 
-    length, held_out = min(seq_len, context.max_length), context.options.held_out
-    rows = held_out_text(context.training_recipe, context.tokenizer, held_out * length, length)
-    returning = returning_tokens(rows, ngram)
-    step = max(1, BATCH_TOKENS // length)
-    parts = [slice(at, at + step) for at in range(0, len(rows), step)]
-    batches = [
-        [to_device(each, context.device) for each in (rows[part], np.flatnonzero(returning[part]))]
-        for part in parts
-    ]
-
-    def measure(heads: Collection[int]) -> tuple[float]:
-        import torch
-
-        model = context.teacher
-        for number in heads:
-            model = without_heads(model, number // context.heads, [number % context.heads])
-        split = SplitModel(model)
-        with torch.inference_mode():
-            losses = [token_predictions(split, *batch)[1].sum() for batch in batches]
-        return (float(sum(losses)) / int(returning.sum()),)
-
-    about = {"held_out": held_out, "seq_len": length, "ngram": ngram}
-    return MeasuredSets(context, "head-ablation", about, ("loss",), measure, unit="head", key="heads")
+    split, total = SplitModel(model), 0.0
+    step = max(1, BATCH_TOKENS // rows.shape[1])
+    with torch.inference_mode():
+        for part in (slice(at, at + step) for at in range(0, len(rows), step)):
+            places = to_device(np.flatnonzero(tokens[part]), split.device)
+            total += float(token_predictions(split, to_device(rows[part], split.device), places)[1].sum())
+    return total / int(tokens.sum())
 
 
 @SELECTORS.register("head_ablation")
@@ -111,19 +89,43 @@ class HeadAblation(Selector):
     """Tokens that must stand earlier in the same order for the last of them to count as returning."""
 
     def select(self, context: "SelectionContext", k: int) -> SelectionResult:
+        from evalsuite.distill.selection.measured_sets import MeasuredSets
+        from evalsuite.distill.training.held_out import held_out_text
+
         for layer in context.teacher.model.layers:
             if layer.self_attn.attention_shape.qk_norm == "all_heads":
                 raise ConfigError(
                     "head_ablation: the teacher's QK-norm spans all heads of a layer, none of which can stay "
                     "softmax alone; choose a selector of layers"
                 )
-        measured = measured_heads(context, self.seq_len, self.ngram)
+        length, held_out = min(self.seq_len, context.max_length), self.held_out
+        rows = held_out_text(context.training_recipe, context.tokenizer, held_out * length, length)
+        returning = returning_tokens(rows, self.ngram)
+        others = ~returning
+        others[:, 0] = False
+
+        def measure(heads: Collection[int]) -> tuple[float]:
+            model = context.teacher
+            for number in heads:
+                model = without_heads(model, number // context.heads, [number % context.heads])
+            return (mean_loss(model, rows, returning),)
+
+        about = {"held_out": held_out, "seq_len": length, "ngram": self.ngram}
+        measured = MeasuredSets(context, "head-ablation", about, ("loss",), measure, unit="head", key="heads")
         numbers = range(context.layers * context.heads)
-        baseline, *without = measured.all([frozenset(), *(frozenset([each]) for each in numbers)], self.name)
+        whole, *without = measured.all([frozenset(), *(frozenset([each]) for each in numbers)], self.name)
+        loss, other_loss = whole["loss"], mean_loss(context.teacher, rows, others)
+        notes: tuple[str, ...] = ()
+        if loss >= other_loss:
+            notes = (
+                f"the teacher predicts returning tokens no better than others ({loss:.2f} against "
+                f"{other_loss:.2f} nats): what its heads add to them says little",
+            )
         return SelectionResult.of_head_scores(
-            [row["loss"] - baseline["loss"] for row in without],
+            [row["loss"] - loss for row in without],
             context.heads,
             k,
             measure=f"increase in loss of returning {self.ngram}-grams without the head, nats per token",
-            details={"loss": baseline["loss"]},
+            notes=notes,
+            details={"loss": loss, "other_loss": other_loss, "returning": int(returning.sum())},
         )

@@ -11,10 +11,11 @@ from evalsuite.cli.entry import main
 from evalsuite.distill.recipe import write_recipe
 from evalsuite.distill.selection.result import SelectionResult
 from evalsuite.distill.selection.selectors.head_ablation import (
-    measured_heads,
+    mean_loss,
     returning_tokens,
     without_heads,
 )
+from evalsuite.distill.training.held_out import held_out_text
 from evalsuite.foundation import ConfigError, DataError
 from evalsuite.models import load_checkpoint
 from evalsuite.reports.measures.selection_pairs import selection_pairs
@@ -31,29 +32,28 @@ def test_tokens_return_within_their_row():
 
 
 @torch.no_grad()
-def test_scores_are_losses_of_returning_tokens_without_the_head(context, monkeypatch):
-    seen = []
-    monkeypatch.setattr(
-        "evalsuite.distill.selection.selectors.head_ablation.returning_tokens",
-        lambda rows, ngram: seen.append(rows) or returning_tokens(rows, ngram),
-    )
-    measured = measured_heads(context, 128, 2)
-    (rows,) = seen
-    returning = torch.tensor(returning_tokens(rows, 2))
-
-    def loss(model):
-        logits = model(torch.tensor(rows)).logits[:, :-1].transpose(1, 2)
-        return cross_entropy(logits, torch.tensor(rows)[:, 1:], reduction="none")[returning[:, 1:]].mean()
-
-    assert measured(())["loss"] == pytest.approx(float(loss(context.teacher)), rel=1e-4)
+def test_losses_are_those_of_the_tokens_and_without_the_head(context):
+    rows = held_out_text(context.training_recipe, context.tokenizer, 256, 128)
+    returning = returning_tokens(rows, 2)
+    ids, chosen = torch.tensor(rows), torch.tensor(returning)[:, 1:]
+    losses = []
     without = without_heads(context.teacher, 1, [2])
+    for model in (context.teacher, without):
+        nll = cross_entropy(model(ids).logits[:, :-1].transpose(1, 2), ids[:, 1:], reduction="none")
+        losses.append(mean_loss(model, rows, returning))
+        assert losses[-1] == pytest.approx(float(nll[chosen].mean()), rel=1e-4)
+    assert losses[0] != losses[1]
     theirs, mine = (model.model.layers[1].self_attn for model in (context.teacher, without))
     changed = theirs.o_proj.weight != mine.o_proj.weight
     assert changed[:, 16:24].all()
     assert changed.sum() == changed[:, 16:24].numel()
-    assert measured([4 + 2])["loss"] == pytest.approx(float(loss(without)), rel=1e-4)
-    assert measured([4 + 2])["loss"] != measured(())["loss"]
-    assert measured.progress_log.rows[0] == {"heads": [], **measured(())}
+    found = small_selector("head_ablation", seq_len=128, ngram=2).select(context, 1)
+    assert found.head_scores[1][2] == pytest.approx(losses[1] - losses[0], rel=1e-3, abs=1e-6)
+    assert found.details["loss"] == pytest.approx(losses[0], rel=1e-6)
+    noted = [
+        note for note in found.notes if note.startswith("the teacher predicts returning tokens no better")
+    ]
+    assert bool(noted) == (found.details["loss"] >= found.details["other_loss"])
 
 
 def test_a_layer_of_which_all_heads_are_chosen_is_a_softmax_layer():
