@@ -39,6 +39,13 @@ def swap_layers(
     return with_mixers_of(all_softmax, all_linear, layers)
 
 
+def with_output_projection(mixer: Any, projection: nn.Module) -> Any:
+    """A mixer with another output projection; all else is shared."""
+    other = copy.copy(mixer)
+    other._modules = {**mixer._modules, "o_proj": projection}
+    return other
+
+
 def with_output_projections(
     model: StudentForCausalLM, layers: Collection[int], change: Callable[[nn.Linear], None]
 ) -> StudentForCausalLM:
@@ -46,10 +53,9 @@ def with_output_projections(
     blocks = {}
     for layer in layers:
         block = model.model.layers[layer]
-        mixer, projection = copy.copy(block.self_attn), copy.deepcopy(block.self_attn.o_proj)
+        projection = copy.deepcopy(block.self_attn.o_proj)
         change(projection)
-        mixer._modules = {**mixer._modules, "o_proj": projection}
-        blocks[layer] = block.with_mixer(mixer)
+        blocks[layer] = block.with_mixer(with_output_projection(block.self_attn, projection))
     return model.with_blocks(blocks)
 
 
