@@ -119,6 +119,12 @@ def _check_student(file: Path, config: Mapping[str, Any]) -> None:
         raise _invalid(file, "mixers", mixers, "must list one mixer name per layer")
     if not isinstance(options, dict) or not all(isinstance(values, dict) for values in options.values()):
         raise _invalid(file, "mixer_options", options, "must map mixer names to options")
+    heads = config.get("softmax_heads", {})
+    if not isinstance(heads, dict) or not all(
+        layer.isdecimal() and isinstance(own, list) and all(type(head) is int for head in own)
+        for layer, own in heads.items()
+    ):
+        raise _invalid(file, "softmax_heads", heads, "must map layers to lists of heads")
 
 
 def _invalid(file: Path, field: str, value: Any, problem: str) -> CheckpointError:
