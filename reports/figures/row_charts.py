@@ -1,6 +1,6 @@
 """Charts inside a table row: interval, dumbbell of teacher and student, stacked bar."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from markupsafe import Markup, escape
@@ -123,13 +123,18 @@ def stack(shares: Sequence[Share]) -> Markup:
     return figure("stack", 14, label, parts)
 
 
-def layer_strip(layers: int, softmax: Sequence[int], label: str) -> Markup:
-    """One square per layer; softmax layers are filled."""
+def layer_strip(
+    layers: int, softmax: Sequence[int], heads: Mapping[int, Sequence[int]], label: str
+) -> Markup:
+    """One square per layer; softmax layers are filled, and those with softmax heads at their lower edge."""
     width = 100 / layers
     parts = []
     for layer in range(layers):
         name = "softmax" if layer in softmax else "linear"
-        title = element("title", f"layer {layer}: {name}")
+        own = f" with softmax heads {', '.join(map(str, heads[layer]))}" if layer in heads else ""
+        title = element("title", f"layer {layer}: {name}{own}")
         at = {"x": f"{layer * width:.3f}%", "width": f"{width * 0.82:.3f}%"}
         parts.append(element("rect", title, kind=name, **at, y=0, height=18, rx=2))
+        if own:
+            parts.append(element("rect", title, kind="softmax", **at, y=12, height=6, rx=2))
     return figure("layers", 18, label, parts)

@@ -51,7 +51,8 @@ def _about(report: Report, checkpoint: int) -> str:
 def _strip(report: Report, checkpoint: int) -> Markup:
     lineage = _lineage(report, checkpoint)
     softmax = lineage.softmax_layers
-    return layer_strip(len(lineage.mixers), softmax, f"softmax layers {_listed(softmax)}")
+    label = f"softmax layers {_listed(softmax)}" if softmax else lineage.describe_mixers()
+    return layer_strip(len(lineage.mixers), softmax, lineage.softmax_heads, label)
 
 
 def _heads(lineage: Lineage) -> str:
@@ -388,6 +389,8 @@ def layers_section(report: Report) -> list[Block]:
     blocks: list[Block] = []
     if LAYERS.rows(report):
         what = "One square per layer, the first layer on the left; filled squares are softmax layers."
+        if any(_lineage(report, row).softmax_heads for row in LAYERS.rows(report)):
+            what += " A filled lower edge is that of a layer with softmax heads."
         blocks += [Text(what), LAYERS]
     blocks += charts(layer_charts(report))
     selectors = zip(report.of(selections), _names(report), strict=True)

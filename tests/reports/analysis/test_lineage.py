@@ -1,6 +1,9 @@
 """Lineages as reports read them."""
 
+import re
+
 from evalsuite.reports.analysis.lineage import lineage_of
+from evalsuite.reports.figures.row_charts import layer_strip
 from evalsuite.reports.run import Checkpoint
 
 
@@ -42,6 +45,9 @@ def test_a_recurrence_with_softmax_heads_is_a_hybrid():
     found = lineage_of(plan(mixers=["kda", "kda", "softmax"], softmax_heads={"1": [0, 2]}))
     assert found.layers == (("kda", ()), ("kda", (0, 2)), ("softmax", ()))
     assert found.describe_mixers() == "1 × softmax + 2 × KDA + 2 softmax heads"
+    strip = layer_strip(3, found.softmax_layers, found.softmax_heads, "layers")
+    titles = re.findall("<title>(.*?)</title>", strip)
+    assert titles == ["layer 0: linear", *["layer 1: linear with softmax heads 0, 2"] * 2, "layer 2: softmax"]
     one = lineage_of(plan(mixers=["kda", "kda"], softmax_heads={"1": [0]}))
     assert (one.describe_mixers(), one.is_plain, one.family) == ("KDA + 1 softmax head", False, "KDA hybrids")
     assert not lineage_of(plan(mixers=["kda"], softmax_heads={"a": 1, "0": 2})).softmax_heads
