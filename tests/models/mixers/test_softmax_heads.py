@@ -16,7 +16,8 @@ from evalsuite.models.checkpoints.describe import describe
 from evalsuite.models.checkpoints.streaming import NewStudentWeights
 from evalsuite.models.decoder.cost import ModelCost
 from evalsuite.models.decoder.precision import round_states
-from evalsuite.models.mixers import MIXERS, RecurrentMixer
+from evalsuite.models.inference.torch.model_runner import ModelRunner
+from evalsuite.models.mixers import MIXERS, RecurrentMixer, SoftmaxMixer
 from evalsuite.models.vllm_plugin.validation import validate_student
 from tests.models.engine_reference import assert_engine_responds_as, pocket_tokenizer
 from tests.models.fuzzing import shake
@@ -197,3 +198,24 @@ def test_vllm_and_two_kinds_of_positions_are_refused(make_teacher: Make) -> None
         make_teacher(), "kda", options={"kda": {"expand_kv": False}}, softmax_heads={0: [0, 2]}
     )
     assert kept.model.layers[0].self_attn.recurrent.num_kv_heads == 2
+
+
+@torch.no_grad()
+def test_layers_that_store_keys_in_place_stand_next_to_layers_that_do_not(
+    make_teacher: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU: one kernel stores keys where groups of heads are alike; here its reference does."""
+    runner = ModelRunner(student(make_teacher).double())
+    stores = property(lambda mixer: mixer.attention_shape.kv_group_sizes is None)
+    monkeypatch.setattr(SoftmaxMixer, "stores_keys", stores)
+    monkeypatch.setattr(SoftmaxMixer, "reads_parents", True)
+    first, second = (layer.self_attn.softmax for layer in runner.decoder.layers)
+    assert (first.stores_keys, second.stores_keys) == (True, False)
+    runner.storing = first
+    row = ids(1)[0].tolist()
+    _, parent = runner.prefill([row[:5], row[:9]], keep=True)
+    assert parent is not None
+    hidden, _ = runner.prefill([row[9:], row[5:7]], parent=parent, parent_rows=[1, 0])
+    whole, _ = runner.prefill([row])
+    close(hidden[0], whole[0, 9:])
+    close(hidden[1, :2], whole[0, 5:7])
