@@ -30,7 +30,8 @@ MAX_LOGITS = 1 << 26
 """Logits of the teacher per chunk of tokens."""
 
 
-def _stored_stages(recipe: Recipe) -> list[KnowledgeDistillation]:
+def stored_stages(recipe: Recipe) -> list[KnowledgeDistillation]:
+    """The stages that read the teacher's output from a store."""
     return [stage for stage in recipe.stages if isinstance(stage, KnowledgeDistillation) and stage.store]
 
 
@@ -41,14 +42,12 @@ def _key(recipe: Recipe, stage: KnowledgeDistillation, weights_id: str, tokenize
 def open_stores(recipe: Recipe, tokenizer: Any) -> dict[str, TeacherStore]:
     """Stage → the store that it reads.
 
-    Args:
-        recipe: its `responses` sources are local files (see `generate_responses`).
-
     Raises:
-        ConfigError: a store is missing, is one of other settings, or is too small.
+        ConfigError: a store is missing, is one of other settings, or is too small; or a source of its stage
+            generates its responses in each run folder.
         DataError: a store is damaged.
     """
-    stages = _stored_stages(recipe)
+    stages = stored_stages(recipe)
     if not stages:
         return {}
     from evalsuite.models.checkpoints.load import describe_checkpoint
@@ -91,7 +90,7 @@ def make_stores(recipe: Recipe, *, device: str | None = None, quiet: bool = Fals
         CheckpointError, DataError: the teacher or the data cannot be read.
         RunFolderError: another process is making the store, or it cannot be written.
     """
-    stages = _stored_stages(recipe)
+    stages = stored_stages(recipe)
     if not stages:
         raise ConfigError(
             f"recipe '{recipe.name}': no stage names a teacher store; add --set stage.NAME.teacher_store=DIR "

@@ -127,6 +127,11 @@ def distill(
         check_run_dir(out, recipe)
         if branch_from is not None and not (out / STATE).exists():
             state_to_branch_from(Path(branch_from), recipe)
+    if _waiting_students(recipe, out):
+        # What can be refused is refused before anything is written and weights are read.
+        tokenizer = check_recipe(resolve_checkpoints(recipe, out))
+        _check_processes(recipe, process_group.world_size)
+        stores = open_stores(recipe, tokenizer)
     with locked(out / ".lock", wait=False) if is_main else nullcontext():
         if is_main:
             init_run_dir(out, recipe)
@@ -134,9 +139,6 @@ def distill(
                 branch_run(Path(branch_from), out, recipe)
         process_group.barrier()
         if waiting := _waiting_students(recipe, out):
-            # What can be refused is refused before responses are generated and weights are read.
-            tokenizer = check_recipe(resolve_checkpoints(recipe, out))
-            _check_processes(recipe, process_group.world_size)
             data = generate_responses(
                 recipe.data, recipe.teacher, out, process_group, read=recipe.sources_read, quiet=quiet
             )
@@ -145,7 +147,15 @@ def distill(
                 while waiting:
                     compilation.start(fresh_only=True)
                     error = _train(
-                        recipe, data_recipe, out, waiting, tokenizer, process_group, compilation, quiet
+                        recipe,
+                        data_recipe,
+                        out,
+                        waiting,
+                        tokenizer,
+                        stores,
+                        process_group,
+                        compilation,
+                        quiet,
                     )
                     if error is None:
                         break
@@ -199,6 +209,7 @@ def _train(
     out: Path,
     labels: list[str],
     tokenizer: Any,
+    stores: Mapping[str, TeacherStore],
     process_group: ProcessGroup,
     compilation: KernelCompilation,
     quiet: bool,
@@ -218,7 +229,6 @@ def _train(
         DataSources(data_recipe.data, tokenizer, seed=recipe.seed, num_workers=num_workers, share=share)
     ) as sources:
         validate_data(sources, data_recipe.stages)
-        stores = open_stores(data_recipe, tokenizer)
         models = build_models(
             resolve_checkpoints(trained, out),
             process_group.device,

@@ -207,10 +207,8 @@ def describe_checkpoint(
     """
     with _opened(path, variants=variants) as location:
         config = _load(AutoConfig, location, trust_remote_code)
-        if location.precision.state and not _has_states(config):
-            raise CheckpointError(
-                f"{location.name}: state = {location.precision.state}: the model has no recurrent state"
-            )
+        if location.precision.state:
+            _check_states(config, location)
         if location.header is not None and not with_tokenizer:
             tokenizer, tokens = None, location.header.num_tokens
             if not tokens:
@@ -237,12 +235,16 @@ def describe_checkpoint(
     )
 
 
-def _has_states(config: PreTrainedConfig) -> bool:
-    """Whether the config is that of a student with recurrent layers, whose states can be rounded."""
-    from evalsuite.models.mixers import MIXERS, StateKind
+def _check_states(config: PreTrainedConfig, location: Location) -> None:
+    """Raise CheckpointError unless the config is that of a student with recurrent states."""
+    from evalsuite.models.decoder.precision import with_states
+    from evalsuite.models.mixers import MIXERS
 
-    kinds = (MIXERS[name].state_kind for name in getattr(config, "mixers", ()))
-    return config.model_type == STUDENT_TYPE and any(StateKind.RECURRENT in kind for kind in kinds)
+    mixers = config.mixers if config.model_type == STUDENT_TYPE else ()
+    try:
+        with_states([MIXERS[name] for name in mixers], str(location.precision.state))
+    except ConfigError as error:
+        raise CheckpointError(f"{location.name}: {error}") from error
 
 
 def load_outline(path: str | Path) -> tuple[Any, Any]:

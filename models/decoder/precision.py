@@ -4,17 +4,19 @@ Everything is computed in the model's dtype: the numbers are those of a quantize
 not.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
 from evalsuite.foundation import ConfigError
 from evalsuite.models.decoder.model import StudentForCausalLM
-from evalsuite.models.mixers import RecurrentMixer
+from evalsuite.models.mixers import Mixer, RecurrentMixer, StateKind
 from evalsuite.models.ops.quantization import quantize_dequantize
+
+MixerOrClass = TypeVar("MixerOrClass", Mixer, type[Mixer])
 
 
 @torch.no_grad()
@@ -52,14 +54,19 @@ def round_states(model: Any, kind: str) -> None:
     """
     _require_decoder(model)
     mixers = [layer.self_attn for layer in model.model.layers]
-    stateful = [each for each in mixers if "recurrent" in each.cache_spec().states]
-    if not stateful:
-        raise ConfigError(f"state = {kind}: the model has no recurrent state")
-    for each in stateful:
+    for each in with_states(mixers, kind):
         if not any(isinstance(part, RecurrentMixer) for part in each.modules()):
             raise ConfigError(f"state = {kind}: mixer {each.name} stores its state itself")
     for mixer in _state_precisions(model):
         mixer.state_precision = kind
+
+
+def with_states(mixers: Iterable[MixerOrClass], kind: str) -> list[MixerOrClass]:
+    """The mixers of a model with a recurrent state, or their classes. Raises ConfigError without one."""
+    found = [each for each in mixers if StateKind.RECURRENT in each.state_kind]
+    if not found:
+        raise ConfigError(f"state = {kind}: the model has no recurrent state")
+    return found
 
 
 def rounds_states(model: Any) -> bool:

@@ -1,11 +1,12 @@
 """Rounding of tensors to the grids of low-precision formats, and back: simulated quantization."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from evalsuite.foundation import ConfigError
 
-KINDS = ("int8", "fp8", "bf16")
 _LARGEST_FP8 = 448.0
 """Largest finite number of e4m3 (arXiv 2209.05433, Table 1)."""
 
@@ -36,7 +37,7 @@ def quantize_dequantize(x: Tensor, kind: str, dim: int = -1) -> Tensor:
 
     Args:
         x: floating point of any shape.
-        kind: one of `KINDS`.
+        kind: one of `FORMATS`.
         dim: dimension along which a scale is shared.
 
     Returns:
@@ -45,18 +46,23 @@ def quantize_dequantize(x: Tensor, kind: str, dim: int = -1) -> Tensor:
     Raises:
         ConfigError: an unknown kind.
     """
-    exact = x.float()
-    if kind == "int8":
-        rounded = round_symmetric(exact, 127, dim)
-    elif kind == "fp8":
-        scale = exact.abs().amax(dim, keepdim=True) / _LARGEST_FP8
-        levels = (exact / _nonzero(scale)).clamp(-_LARGEST_FP8, _LARGEST_FP8)
-        rounded = levels.to(torch.float8_e4m3fn).float() * scale
-    elif kind == "bf16":
-        rounded = exact.to(torch.bfloat16).float()
-    else:
-        raise ConfigError(f"kind = '{kind}': must be one of {', '.join(KINDS)}")
-    return rounded.to(x.dtype)
+    if kind not in FORMATS:
+        raise ConfigError(f"kind = '{kind}': must be one of {', '.join(FORMATS)}")
+    return FORMATS[kind](x.float(), dim).to(x.dtype)
+
+
+def _fp8(x: Tensor, dim: int) -> Tensor:
+    scale = x.abs().amax(dim, keepdim=True) / _LARGEST_FP8
+    levels = (x / _nonzero(scale)).clamp(-_LARGEST_FP8, _LARGEST_FP8)
+    return levels.to(torch.float8_e4m3fn).float() * scale
+
+
+FORMATS: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "int8": lambda x, dim: round_symmetric(x, 127, dim),
+    "fp8": _fp8,
+    "bf16": lambda x, dim: x.to(torch.bfloat16).float(),
+}
+"""Format → rounds float32 numbers to it, with a scale along a dimension."""
 
 
 def _nonzero(scale: Tensor) -> Tensor:

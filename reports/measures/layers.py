@@ -195,7 +195,7 @@ def _probes(report: Report) -> list[Figure]:
     for what in dict.fromkeys(each.what for s in report.of(selections) for each in s.quality):
         series = [
             Curve(name, points)
-            for selection, name in zip(report.of(selections), _names(report), strict=True)
+            for selection, name in zip(report.of(selections), selection_names(report), strict=True)
             if (points := _quality_points(selection, what, name))
         ]
         counts = exact_axis([point.x for curve in series for point in curve.points]).ticks
@@ -356,15 +356,17 @@ def _stability(selection: Selection, name: str) -> Figure | None:
     )
 
 
-def _names(report: Report) -> list[str]:
+def selection_names(report: Report) -> list[str]:
+    """Names of `selections`: selectors, with mixer and number of layers where these alone are not unique."""
+    found = report.of(selections)
     titles: dict[str, str] = {}
     for checkpoint in report.checkpoints:
         titles.update(lineage_of(checkpoint.plan).titles)
-    return selection_names(report.of(selections), titles)
+    return distinct_names(found, titles)
 
 
-def selection_names(found: Sequence[Selection], titles: Mapping[str, str]) -> list[str]:
-    """Selector names, with mixer and number of layers where the name alone is not unique.
+def distinct_names(found: Sequence[Selection], titles: Mapping[str, str]) -> list[str]:
+    """As `selection_names`.
 
     Args:
         titles: mixer → its display name.
@@ -393,5 +395,5 @@ def layers_section(report: Report) -> list[Block]:
             what += " A filled lower edge is that of a layer with softmax heads."
         blocks += [Text(what), LAYERS]
     blocks += charts(layer_charts(report))
-    selectors = zip(report.of(selections), _names(report), strict=True)
+    selectors = zip(report.of(selections), selection_names(report), strict=True)
     return [*blocks, *(Part(name, selector_blocks(each, name), css="selector") for each, name in selectors)]

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
-from evalsuite.reports.analysis.lineage import lineage_of
 from evalsuite.reports.measure import MEASURES, Measure
 from evalsuite.reports.measures.layers import selection_names, selections
 from evalsuite.reports.records.sidecars import Selection
@@ -64,11 +63,7 @@ def _pair(one: Selection, other: Selection, first: str, second: str) -> Selectio
 
 
 def _rows(report: Report) -> list[SelectionPair]:
-    found = report.of(selections)
-    titles: dict[str, str] = {}
-    for checkpoint in report.checkpoints:
-        titles.update(lineage_of(checkpoint.plan).titles)
-    return selection_pairs(found, selection_names(found, titles))
+    return selection_pairs(report.of(selections), selection_names(report))
 
 
 SELECTION_PAIRS: Table[SelectionPair] = Table(

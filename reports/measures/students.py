@@ -14,12 +14,10 @@ from evalsuite.reports.analysis.bootstrap_sample import Estimate
 from evalsuite.reports.analysis.lineage import lineage_of
 from evalsuite.reports.analysis.scopes import INFORMATIVE
 from evalsuite.reports.measure import MEASURES, Measure
-from evalsuite.reports.measures.distances import distance_of
-from evalsuite.reports.measures.efficiency import efficiency
-from evalsuite.reports.measures.efficiency.comparison import typical_ratio
+from evalsuite.reports.measures.distances import distance_of, kl_column
+from evalsuite.reports.measures.efficiency import ratio_column
 from evalsuite.reports.measures.recall import RecallRow, against_recovery, recall
 from evalsuite.reports.report import Report
-from evalsuite.reports.statistics.intervals import Interval
 from evalsuite.reports.table import CSV, Column, Table, label_column, teacher_column, weights_column
 
 BAR = 0.9
@@ -158,22 +156,10 @@ def _share(way: str, title: str, hint: str) -> Column[StudentRow]:
     )
 
 
-def _decode(report: Report, row: StudentRow) -> Interval | None:
-    teacher = report.checkpoints[row.checkpoint].teacher
-    assert teacher is not None
-    mine, theirs = (report.checkpoints[each].plan.weights_id for each in (row.checkpoint, teacher))
-    return typical_ratio(report.of(efficiency), mine, theirs, "decode")
-
-
 def _about(report: Report, row: StudentRow) -> str:
     plan = report.checkpoints[row.checkpoint].plan
     parts = (lineage_of(plan).describe_mixers(), formatting.parameters(plan.parameters))
     return ", ".join(part for part in parts if part)
-
-
-def _kl(report: Report, row: StudentRow) -> float | None:
-    distance = distance_of(report, row.checkpoint)
-    return None if distance is None else distance.kl.point
 
 
 def _tokens(report: Report, row: StudentRow) -> int | None:
@@ -233,23 +219,8 @@ STUDENTS: Table[StudentRow] = Table(
         _share("generation", "generation", "The same under generation."),
         _share(NEEDLES, "needles", "Needles that the student finds ÷ those that its teacher finds."),
         Column("context", hint="Of the needles, in tokens.", outputs=CSV),
-        Column(
-            "kl",
-            "KL, nats",
-            "KL divergence from the teacher at right answers, per token.",
-            value=_kl,
-            better="lower",
-            digits=3,
-        ),
-        Column(
-            "decode",
-            "decode, ×",
-            "Decoding speed ÷ the teacher's, at the typical setting of the benchmark.",
-            value=_decode,
-            kind="interval",
-            better="higher",
-            digits=2,
-        ),
+        kl_column(lambda report, row: distance_of(report, row.checkpoint)),
+        ratio_column("decode", "decode", lambda row: row.checkpoint, digits=2),
         Column(
             "tokens",
             "trained on",

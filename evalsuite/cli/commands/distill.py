@@ -123,11 +123,18 @@ def run(arguments: argparse.Namespace) -> int:
         check_data([recipe for _, recipe, _ in chosen])
         return 0
     if arguments.make_stores:
-        from evalsuite.distill.training.teacher_stores import make_stores
+        from evalsuite.distill.training.teacher_stores import make_stores, stored_stages
 
-        for _, recipe, _ in chosen:
+        with_stores = [recipe for _, recipe, _ in chosen if stored_stages(recipe)]
+        # Where none names a store, the first is refused.
+        for recipe in with_stores or [chosen[0][1]]:
             for store in make_stores(recipe, device=arguments.device, quiet=arguments.quiet):
-                print(store)
+                print(store, flush=True)
+        others = [
+            Path(folder).name or recipe.name for folder, recipe, _ in chosen if recipe not in with_stores
+        ]
+        if others:
+            print(f"no stage names a teacher store: {', '.join(others)}")
         return 0
     if arguments.out is None:
         raise ConfigError("--out DIR is required (or --dry-run, --check-data or --make-stores)")

@@ -240,13 +240,13 @@ def show_benchmark(arguments: argparse.Namespace) -> int:
 
 def show_selections(arguments: argparse.Namespace) -> int:
     """Print the layers of selection files, and the agreement of all pairs of one teacher."""
-    from evalsuite.reports.measures.layers import selection_names
+    from evalsuite.reports.measures.layers import distinct_names
     from evalsuite.reports.measures.selection_pairs import SELECTION_PAIRS, selection_pairs
     from evalsuite.reports.records.sidecars import read_selection
     from evalsuite.reports.table import ALONE
 
     found = [read_selection(Path(path)) for path in arguments.files]
-    names = selection_names(found, {})
+    names = distinct_names(found, {})
     layers = [each.chosen if each.heads else " ".join(map(str, sorted(each.layers))) for each in found]
     print(table(("selection", "layers", "file"), list(zip(names, layers, arguments.files, strict=True))))
     if pairs := selection_pairs(found, names):

@@ -1,7 +1,8 @@
 """Distance from the teacher: students on a scale of rounded teachers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import log10
+from typing import Any
 
 import pandas as pd
 import plotly.graph_objects as go
@@ -277,26 +278,34 @@ def _of(report: Report, entry: Entry) -> DistanceRow | None:
     return distance_of(report, entry.checkpoint) if entry.average.scope in (ALL, INFORMATIVE) else None
 
 
-def _retrained(report: Report, entry: Entry) -> str:
-    row = _of(report, entry)
-    if row is None or not row.is_retrained:
+def _retrained(distance: DistanceRow | None) -> str:
+    if distance is None or not distance.is_retrained:
         return ""
     return "† measured on other weights: the same recipe, trained again"
 
 
-COLUMNS: tuple[Column[Entry], ...] = (
-    Column(
+def kl_column(distance: Callable[[Report, Any], DistanceRow | None], **how: Any) -> Column[Any]:
+    """The KL divergence of a row's student from its teacher.
+
+    Args:
+        distance: of a row; None where it was not measured.
+    """
+    return Column(
         "kl",
         title="KL, nats",
         hint="KL(teacher ‖ student) per token at the right answers of all benchmarks, over the vocabulary.",
-        value=lambda report, entry: None if (row := _of(report, entry)) is None else row.kl,
+        value=lambda report, row: None if (found := distance(report, row)) is None else found.kl,
         kind="interval",
         better="lower",
         digits=3,
-        outputs=("csv", "page"),
         with_interval=False,
-        note=_retrained,
-    ),
+        note=lambda report, row: _retrained(distance(report, row)),
+        **how,
+    )
+
+
+COLUMNS: tuple[Column[Entry], ...] = (
+    kl_column(_of, outputs=("csv", "page")),
     Column(
         "equivalent_bits",
         title="bits",
@@ -304,7 +313,7 @@ COLUMNS: tuple[Column[Entry], ...] = (
         value=lambda report, entry: None if (row := _of(report, entry)) is None else row.equivalent_bits,
         outputs=("csv", "page"),
         with_interval=False,
-        note=_retrained,
+        note=lambda report, entry: _retrained(_of(report, entry)),
         kind="estimate",
         better="higher",
     ),

@@ -224,29 +224,39 @@ CROSSOVERS: Table[RatioRow] = Table(
 )
 
 
-def _ratio(quantity: Quantity) -> Callable[[Report, Entry], Value]:
-    def value(report: Report, entry: Entry) -> Value:
-        own = report.checkpoints[entry.checkpoint]
-        if own.teacher is None or entry.average.scope != ALL:
+def ratio_column(
+    quantity: Quantity, name: str, checkpoint_of: Callable[[Any], int | None], **how: Any
+) -> Column[Any]:
+    """Cost of the teacher ÷ that of a row's checkpoint; empty where `checkpoint_of` is None."""
+
+    def value(report: Report, row: Any) -> Value:
+        checkpoint = checkpoint_of(row)
+        teacher = None if checkpoint is None else report.checkpoints[checkpoint].teacher
+        if checkpoint is None or teacher is None:
             return None
-        teacher = report.checkpoints[own.teacher].plan.weights_id
-        return typical_ratio(report.of(efficiency), own.plan.weights_id, teacher, quantity)
+        mine, theirs = (report.checkpoints[each].plan.weights_id for each in (checkpoint, teacher))
+        return typical_ratio(report.of(efficiency), mine, theirs, quantity)
 
-    return value
-
-
-_RATIOS: dict[Quantity, str] = {"prefill": "prefill, ×", "decode": "decode, ×", "cache": "cache, ×"}
-COLUMNS: tuple[Column[Entry], ...] = tuple(
-    Column(
-        f"{quantity}_ratio",
-        title=title,
+    return Column(
+        name,
+        title=f"{quantity}, ×",
         hint="Teacher ÷ student at 32k tokens, or at the longest measured context; more is better.",
-        value=_ratio(quantity),
+        value=value,
         kind="interval",
         better="higher",
+        **how,
+    )
+
+
+_RATIOS: tuple[Quantity, ...] = ("prefill", "decode", "cache")
+COLUMNS: tuple[Column[Entry], ...] = tuple(
+    ratio_column(
+        quantity,
+        f"{quantity}_ratio",
+        lambda entry: entry.checkpoint if entry.average.scope == ALL else None,
         outputs=("csv", "page"),
     )
-    for quantity, title in _RATIOS.items()
+    for quantity in _RATIOS
 )
 MEASURES.add("efficiency", Measure(tables=(EFFICIENCY, CROSSOVERS), columns=COLUMNS, metrics=METRICS))
 

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from evalsuite.distill import distill
 from evalsuite.distill.recipe.stage import Stage
 from evalsuite.distill.training.optim import load_state_tensors, set_lr, state_tensors
-from evalsuite.distill.training.train_step import TrainStep
 from evalsuite.foundation import ConfigError, read_jsonl
 from evalsuite.foundation.strict import parse
+from tests.distill.stage_data import interrupted
 from tests.distill.training.two_processes import finish, needs_loopback, start
 
 pytest.importorskip("torchao", reason="extra lowbit")
@@ -103,22 +103,6 @@ def test_muon_has_no_states_of_8_bits(stage: Any) -> None:
         parse(wrong, Stage, "recipe")
 
 
-def interrupted(recipe: Any, out: Path, rank: int = 0) -> None:
-    """Train until the fourth step begins; the states of three steps are saved."""
-    steps, call = [], TrainStep.__call__
-
-    def stop(self: TrainStep, batch: Any, step: int) -> Any:
-        steps.append(step)
-        if len(steps) == 4:
-            raise RuntimeError("interrupted")
-        return call(self, batch, step)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TrainStep, "__call__", stop)
-        with pytest.raises(RuntimeError, match="interrupted"):
-            distill(recipe, out, quiet=True, device="cpu")
-
-
 def losses(out: Path) -> list[float]:
     return [row["loss"] for row in read_jsonl(out / "metrics.jsonl")]
 
@@ -137,9 +121,9 @@ def test_a_run_resumes_on_another_number_of_processes(
         checkpoint={"state_interval_seconds": 0},
     )
     distill(recipe, tmp_path / "whole", quiet=True, device="cpu")
-    interrupted(recipe, tmp_path / "one")
+    interrupted(recipe, tmp_path / "one", steps=3)
     distill(recipe, tmp_path / "one", quiet=True, device="cpu")
-    assert finish(start(partial(interrupted, recipe, tmp_path / "two"))) == [0, 0]
+    assert finish(start(partial(interrupted, recipe, tmp_path / "two", steps=3))) == [0, 0]
     distill(recipe, tmp_path / "two", quiet=True, device="cpu")
     expected = load_file(tmp_path / "whole" / "gated_deltanet" / "model.safetensors")
     found = load_file(tmp_path / "one" / "gated_deltanet" / "model.safetensors")

@@ -14,13 +14,12 @@ from evalsuite.distill.data.loader import StageDataLoader
 from evalsuite.distill.data.teacher_store import MANIFEST, TeacherStore
 from evalsuite.distill.recipe.config import CheckpointConfig
 from evalsuite.distill.training import builders, teacher_stores
-from evalsuite.distill.training.loop import StageLoop
 from evalsuite.distill.training.teacher_stores import make_stores
 from evalsuite.foundation import ConfigError, DataError, file_hash, read_jsonl
 from evalsuite.models import load_checkpoint
 from tests.distill.conftest import TINY
 from tests.distill.random_models import build_random_model
-from tests.distill.stage_data import stage_data
+from tests.distill.stage_data import interrupted, stage_data
 
 TOP = {"top_k": 8, "tail": "bucket"}
 
@@ -101,23 +100,11 @@ def test_weights_of_a_teacher_that_no_stage_runs_are_not_read(
     assert stored.store == 512 * (4 * 8 + 4)
 
 
-def test_a_run_resumes_bit_by_bit_and_with_its_own_store_only(
-    with_store: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_resumes_bit_by_bit_and_with_its_own_store_only(with_store: Any, tmp_path: Path) -> None:
     recipe = with_store().model_copy(update={"checkpoint": CheckpointConfig(state_interval_seconds=0)})
     list(make_stores(recipe, quiet=True))
     distill(recipe, tmp_path / "whole", quiet=True, device="cpu")
-    launch = StageLoop._launch
-
-    def interrupted(self: StageLoop, batch: Any) -> Any:
-        if self.stage.name == "kd" and self.train_state.progress.step == 2:
-            raise DataError("stop")
-        return launch(self, batch)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(StageLoop, "_launch", interrupted)
-        with pytest.raises(DataError, match="stop"):
-            distill(recipe, tmp_path / "out", quiet=True, device="cpu")
+    interrupted(recipe, tmp_path / "out", steps=4)  # two of each stage
     other = with_store("other", loss={**TOP, "top_k": 9})
     list(make_stores(other, quiet=True))
     moved = recipe.stages[1].model_copy(update={"teacher_store": str(tmp_path / "other")})
@@ -184,6 +171,7 @@ def test_a_store_of_other_settings_is_refused_by_name(
     with pytest.raises(ConfigError) as refused:
         distill(recipe, tmp_path / "out", quiet=True, device="cpu")
     assert named in str(refused.value)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_store_of_another_teacher_is_refused(with_store: Any, tmp_path: Path, tokenizer: Any) -> None:
@@ -257,6 +245,13 @@ def test_the_command_makes_stores(
     path.write_text(write_recipe(with_store()))
     assert main(["distill", str(path), "--make-stores", "--quiet"]) == 0
     assert "500 loss tokens, 37 bytes each; mass outside of the 8" in capsys.readouterr().out
+    without = with_store(None).model_dump()
+    mixed = {**without, "variants": {"stored": {"stage.kd.teacher_store": str(tmp_path / "of-variant")}}}
+    path.write_text(write_recipe(Recipe.model_validate(mixed)))
+    assert main(["distill", str(path), "--variants", "all", "--make-stores", "--quiet"]) == 0
+    shown = capsys.readouterr().out
+    assert f"{tmp_path / 'of-variant'}: 500 loss tokens" in shown
+    assert "no stage names a teacher store: small" in shown
     recipe = with_store(None)
     assert recipe.hash != with_store().hash == with_store("elsewhere").hash
     path.write_text(write_recipe(recipe))

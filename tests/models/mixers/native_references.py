@@ -64,20 +64,28 @@ def additive(q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None = None) -> Te
     return torch.stack(outputs)
 
 
-def delta(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, decay: Tensor) -> Tensor:
-    """S = (I − β k kᵀ) D S + β k vᵀ with the matrices written out; beta [T, H], decay [T, H, K]."""
+def generalized(
+    q: Tensor, k: Tensor, v: Tensor, decay: Tensor, removed: Tensor, read: Tensor, *, after_decay: bool
+) -> Tensor:
+    """S = D S − r (aᵀ S) + k vᵀ with the matrices written out; a reads S before or after its decay."""
     num_heads, key_dim, value_dim = k.shape[1], k.shape[2], v.shape[2]
     state = torch.zeros(num_heads, key_dim, value_dim)
     outputs = []
     for t in range(q.shape[0]):
         rows = []
         for h in range(num_heads):
-            transition = torch.eye(key_dim) - beta[t, h] * torch.outer(k[t, h], k[t, h])
-            state[h] = transition @ torch.diag(decay[t, h]) @ state[h]
-            state[h] += beta[t, h] * torch.outer(k[t, h], v[t, h])
+            decayed = torch.diag(decay[t, h]) @ state[h]
+            removal = torch.outer(removed[t, h], read[t, h]) @ (decayed if after_decay else state[h])
+            state[h] = decayed - removal + torch.outer(k[t, h], v[t, h])
             rows.append(q[t, h] @ state[h])
         outputs.append(torch.stack(rows))
     return torch.stack(outputs)
+
+
+def delta(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, decay: Tensor) -> Tensor:
+    """S = (I − β k kᵀ) D S + β k vᵀ; beta [T, H], decay [T, H, K]."""
+    written = beta.unsqueeze(-1) * k
+    return generalized(q, written, v, decay, written, k, after_decay=True)
 
 
 def linear_attention(w: Weights, num_heads: int, x: Tensor) -> Tensor:
@@ -236,24 +244,6 @@ def hedgehog(w: Weights, num_heads: int, x: Tensor) -> Tensor:
     weights = torch.einsum("thf,shf->hts", *features).tril()
     o = torch.einsum("hts,shv->thv", weights / weights.sum(-1, keepdim=True), v)
     return linear(w, "o_proj", o.flatten(1))
-
-
-def generalized(
-    q: Tensor, k: Tensor, v: Tensor, decay: Tensor, removed: Tensor, read: Tensor, *, after_decay: bool
-) -> Tensor:
-    """S = D S − r (aᵀ S) + k vᵀ with the matrices written out; a reads S before or after its decay."""
-    num_heads, key_dim, value_dim = k.shape[1], k.shape[2], v.shape[2]
-    state = torch.zeros(num_heads, key_dim, value_dim)
-    outputs = []
-    for t in range(q.shape[0]):
-        rows = []
-        for h in range(num_heads):
-            decayed = torch.diag(decay[t, h]) @ state[h]
-            removal = torch.outer(removed[t, h], read[t, h]) @ (decayed if after_decay else state[h])
-            state[h] = decayed - removal + torch.outer(k[t, h], v[t, h])
-            rows.append(q[t, h] @ state[h])
-        outputs.append(torch.stack(rows))
-    return torch.stack(outputs)
 
 
 def gated_deltanet_2(w: Weights, num_heads: int, x: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from evalsuite.foundation import ConfigError
-from evalsuite.models.ops.quantization import KINDS, quantize_dequantize
+from evalsuite.models.ops.quantization import FORMATS, quantize_dequantize
 
 
 def draw(*shape: int) -> torch.Tensor:
@@ -26,7 +26,7 @@ def test_closed_forms(kind: str, x: list[float], rounded: list[float]) -> None:
     )
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", FORMATS)
 @pytest.mark.parametrize("dim", [0, 1, -1])
 def test_the_error_is_at_most_half_a_step(kind: str, dim: int) -> None:
     x = draw(6, 5, 32)
@@ -40,21 +40,21 @@ def test_the_error_is_at_most_half_a_step(kind: str, dim: int) -> None:
     assert not torch.equal(rounded, x)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", FORMATS)
 def test_rounding_again_changes_nothing_and_signs_are_symmetric(kind: str) -> None:
     once = quantize_dequantize(draw(7, 40), kind)
     torch.testing.assert_close(quantize_dequantize(once, kind), once, rtol=1e-6, atol=0)
     assert torch.equal(quantize_dequantize(-draw(7, 40), kind), -once)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", FORMATS)
 def test_zeros_dtype_and_tiny_numbers(kind: str) -> None:
     assert torch.equal(quantize_dequantize(torch.zeros(3, 4), kind), torch.zeros(3, 4))
     assert bool(quantize_dequantize(torch.full((2, 3), 1e-44), kind).isfinite().all())
     assert quantize_dequantize(draw(2, 3).half(), kind).dtype == torch.float16
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", FORMATS)
 @pytest.mark.parametrize("bad", [torch.inf, -torch.inf, torch.nan])
 def test_what_is_not_finite_stays_so_without_harm_to_other_rows(kind: str, bad: float) -> None:
     x = draw(2, 4)
