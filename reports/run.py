@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from evalsuite.foundation import DataError, RunFolderError, read_json, write_json
 from evalsuite.foundation.context_limits import ContextLimit, context_name
@@ -164,7 +164,7 @@ class Checkpoint:
         _require(self.parameters is None or self.parameters >= 0, f"'parameters' = {self.parameters}")
         _require(self.positions is None or self.positions >= 1, f"'positions' = {self.positions}")
 
-    def portable(self) -> "Checkpoint":
+    def portable(self) -> Self:
         """The same, with paths of this machine reduced to their last component."""
         return replace(self, path=last_components(self.path), lineage=last_components(self.lineage))
 

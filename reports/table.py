@@ -283,7 +283,7 @@ def weights_column() -> Column[Any]:
     """The weights_id of a row's `checkpoint`."""
     return Column(
         "weights_id",
-        value=lambda report, row: report.checkpoints[row.checkpoint].plan.weights_id,
+        value=lambda report, row: report.checkpoints[row.checkpoint].weights_id,
         unit="text",
         outputs=CSV,
     )

@@ -134,7 +134,7 @@ def _with_ranks(pool: Pool, scope: Scope, rows: Sequence[AverageRow]) -> list[Av
             if pool.tensor.checkpoints[row.checkpoint].teacher == teacher
             and not row.missing
             and row.recovery.interval is not None
-            and lineage_of(pool.tensor.checkpoints[row.checkpoint].plan).complete
+            and lineage_of(pool.tensor.checkpoints[row.checkpoint]).complete
         ]
         members = [row.checkpoint for row in group]
         data = pool.of(scope, [*members, teacher])

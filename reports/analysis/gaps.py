@@ -156,7 +156,7 @@ class GapPool:
             rows[columns] = cell.scores()[:, at]
             variance[columns] = cell.seed_variance()
             degrees[columns] = max(1, len(cell.seeds) - 1)
-        names = [checkpoint.plan.weights_id for checkpoint in self.tensor.checkpoints]
+        names = [checkpoint.weights_id for checkpoint in self.tensor.checkpoints]
         documents = pair.loglikelihood.documents[pair.in_loglikelihood].tolist()
         return Stratum(
             rows.T,

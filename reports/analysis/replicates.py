@@ -126,7 +126,7 @@ def replicate_families(tensor: ResultTensor) -> list[tuple[int, ...]]:
     """
     families: dict[tuple[object, ...], list[int]] = {}
     for index, checkpoint in enumerate(tensor.checkpoints):
-        lineage = lineage_of(checkpoint.plan)
+        lineage = lineage_of(checkpoint)
         if checkpoint.teacher is None or lineage.seed is None or not lineage.mixers or lineage.recipe is None:
             continue
         stages = tuple(stage.settings for stage in lineage.stages)
@@ -134,7 +134,7 @@ def replicate_families(tensor: ResultTensor) -> list[tuple[int, ...]]:
         families.setdefault(key, []).append(index)
     found = []
     for members in families.values():
-        seeds = {lineage_of(tensor.checkpoints[i].plan).seed for i in members}
+        seeds = {lineage_of(tensor.checkpoints[i]).seed for i in members}
         if len(members) > 1 and len(seeds) == len(members):
             found.append(tuple(members))
     return found

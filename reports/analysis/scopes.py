@@ -145,7 +145,7 @@ def stratum_of(cell: Cell, tensor: ResultTensor) -> Stratum:
     variance[list(cell.present)] = cell.seed_variance()
     return Stratum(
         rows.T,
-        (*(checkpoint.plan.weights_id for checkpoint in tensor.checkpoints), "chance"),
+        (*(checkpoint.weights_id for checkpoint in tensor.checkpoints), "chance"),
         content_hash([cell.key, cell.documents.tolist()]),
         cell.clusters,
         variance,

@@ -268,7 +268,7 @@ def _numerical_artefacts(
         if row.benchmark != ALL or checkpoint.teacher is None:
             continue
         teacher = tensor.checkpoints[checkpoint.teacher]
-        bound = changed.get(checkpoint.plan.weights_id, 0.0) + changed.get(teacher.plan.weights_id, 0.0)
+        bound = changed.get(checkpoint.weights_id, 0.0) + changed.get(teacher.weights_id, 0.0)
         if bound > 0 and abs(row.gap.point) <= bound:
             found.append(
                 f"'{checkpoint.label}': its gap of {100 * row.gap.point:.1f} points is within what "

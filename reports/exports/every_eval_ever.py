@@ -55,7 +55,7 @@ EXPORTERS.add("every-eval-ever", EveryEvalEver())
 def _write(report: Report, checkpoint: int, scores: list[Measured], out: Path) -> list[Path]:
     entry = report.checkpoints[checkpoint]
     model = folder_of(report, checkpoint)
-    evaluation_id = f"{COLLECTION}/{_DEVELOPER}_{model}_{entry.plan.weights_id}/{created(report, checkpoint)}"
+    evaluation_id = f"{COLLECTION}/{_DEVELOPER}_{model}_{entry.weights_id}/{created(report, checkpoint)}"
     # A version 4 identifier, as the database requires, but the same for the same evaluation.
     name = uuid.UUID(bytes=hashlib.sha256(evaluation_id.encode()).digest()[:16], version=4)
     folder = f"data/{COLLECTION}/{_DEVELOPER}/{model}"
@@ -99,8 +99,8 @@ def _model(report: Report, checkpoint: int, identifier: str) -> dict[str, Any]:
     details = {
         "deployment_type": "self_deployed",
         "model_availability": "unknown",
-        "weights_id": entry.plan.weights_id,
-        "role": entry.plan.role,
+        "weights_id": entry.weights_id,
+        "role": entry.role,
     }
     if entry.teacher is not None:
         details["teacher"] = report.checkpoints[entry.teacher].label

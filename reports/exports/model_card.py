@@ -60,7 +60,7 @@ def card(report: Report, student: int, path: Path) -> str:
 
 
 def _existing(report: Report, student: int, path: Path) -> tuple[dict[str, Any], str]:
-    for file in (path, Path(report.checkpoints[student].plan.path) / FILE):
+    for file in (path, Path(report.checkpoints[student].path) / FILE):
         if file.is_file():
             try:
                 return read_card(file.read_text(), str(file))
@@ -80,9 +80,9 @@ def _front_matter() -> dict[str, Any]:
 def _body(report: Report, student: int) -> str:
     entry = report.checkpoints[student]
     assert entry.teacher is not None
-    lineage = lineage_of(entry.plan)
+    lineage = lineage_of(entry)
     facts = [
-        ("weights", entry.plan.weights_id),
+        ("weights", entry.weights_id),
         ("compared with", report.checkpoints[entry.teacher].label),
         ("recipe", lineage.recipe),
         ("mixers", lineage.describe_mixers()),

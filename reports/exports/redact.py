@@ -12,7 +12,7 @@ def redact(report: Report) -> Report:
     merged = report.tensor.merged
     merged = replace(
         merged,
-        checkpoints=tuple(replace(each, plan=each.plan.portable()) for each in merged.checkpoints),
+        checkpoints=tuple(each.portable() for each in merged.checkpoints),
         diverged=tuple(replace(each, note=each.note.portable()) for each in merged.diverged),
     )
     tensor = replace(report.tensor, merged=merged)

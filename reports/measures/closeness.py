@@ -196,7 +196,7 @@ def _mixers(report: Report, teacher: int) -> list[int]:
     """The lowest seed of every pure, finished student of the recipe with most mixers."""
     found: dict[str, dict[str, tuple[int, int]]] = {}
     for student in report.students(teacher):
-        lineage = lineage_of(report.checkpoints[student].plan)
+        lineage = lineage_of(report.checkpoints[student])
         if (
             lineage.recipe is None
             or lineage.main_mixer is None
@@ -218,7 +218,7 @@ def _values(report: Report, students: Sequence[int], measure: Measure) -> dict[i
 
 
 def _mixer(report: Report, student: int) -> str:
-    lineage = lineage_of(report.checkpoints[student].plan)
+    lineage = lineage_of(report.checkpoints[student])
     mixer = lineage.main_mixer or ""
     return lineage.titles.get(mixer, mixer)
 

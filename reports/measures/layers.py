@@ -35,11 +35,11 @@ def selections(report: Report) -> list[Selection]:
 
 def hybrids(report: Report) -> list[int]:
     """Indices of the checkpoints with softmax layers and others."""
-    return [i for i, each in enumerate(report.checkpoints) if lineage_of(each.plan).is_hybrid]
+    return [i for i, each in enumerate(report.checkpoints) if lineage_of(each).is_hybrid]
 
 
 def _lineage(report: Report, checkpoint: int) -> Lineage:
-    return lineage_of(report.checkpoints[checkpoint].plan)
+    return lineage_of(report.checkpoints[checkpoint])
 
 
 def _about(report: Report, checkpoint: int) -> str:
@@ -76,7 +76,7 @@ LAYERS: Table[int] = Table(
         Column("label", "model", value=label_of, unit="text", about=_about),
         Column(
             "weights_id",
-            value=lambda report, row: report.checkpoints[row].plan.weights_id,
+            value=lambda report, row: report.checkpoints[row].weights_id,
             unit="text",
             outputs=CSV,
         ),
@@ -127,7 +127,7 @@ def _recovery_by_layers(report: Report, protocol: str) -> list[Figure]:
     families: dict[Hashable, list[int]] = {}
     without: dict[Hashable, list[int]] = {}
     for student in comparable_students(report, protocol):
-        lineage = lineage_of(report.checkpoints[student].plan)
+        lineage = lineage_of(report.checkpoints[student])
         if not lineage.mixers or lineage.main_mixer is None or not lineage.complete or student in changed:
             continue
         if lineage.softmax_heads:
@@ -149,7 +149,7 @@ def _recovery_by_layers(report: Report, protocol: str) -> list[Figure]:
 
     def name_of(student: int) -> str:
         """Legend entry, from the last student of a family, which has softmax layers."""
-        lineage = lineage_of(report.checkpoints[student].plan)
+        lineage = lineage_of(report.checkpoints[student])
         budget = f", {formatting.tokens(lineage.tokens)} tokens" if lineage.tokens else ""
         mixer = lineage.main_mixer or ""
         return f"{lineage.titles.get(mixer, mixer)} · {_chosen_by(lineage)}{budget}"
@@ -158,7 +158,7 @@ def _recovery_by_layers(report: Report, protocol: str) -> list[Figure]:
         report,
         protocol,
         {key: each[::-1] for key, each in combined.items()},
-        lambda student: len(lineage_of(report.checkpoints[student].plan).softmax_layers),
+        lambda student: len(lineage_of(report.checkpoints[student]).softmax_layers),
         title="Recovery by number of softmax layers",
         caption="One curve per mixer, selector and budget; whiskers are 95 % intervals over documents.",
         x_title="softmax layers",
@@ -177,7 +177,7 @@ def _changed_otherwise(report: Report) -> set[int]:
     """Variants with as many softmax layers and as many tokens as their baseline."""
 
     def size(checkpoint: int) -> tuple[int, int | None]:
-        lineage = lineage_of(report.checkpoints[checkpoint].plan)
+        lineage = lineage_of(report.checkpoints[checkpoint])
         return len(lineage.softmax_layers), lineage.tokens
 
     return {
@@ -361,7 +361,7 @@ def selection_names(report: Report) -> list[str]:
     found = report.of(selections)
     titles: dict[str, str] = {}
     for checkpoint in report.checkpoints:
-        titles.update(lineage_of(checkpoint.plan).titles)
+        titles.update(lineage_of(checkpoint).titles)
     return distinct_names(found, titles)
 
 

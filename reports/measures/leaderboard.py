@@ -62,8 +62,8 @@ class Entry:
 
 _IDENTITY: dict[str, Callable[[Report, Entry], Value]] = {
     "label": lambda report, entry: label_of(report, entry.checkpoint),
-    "weights_id": lambda report, entry: report.checkpoints[entry.checkpoint].plan.weights_id,
-    "role": lambda report, entry: report.checkpoints[entry.checkpoint].plan.role,
+    "weights_id": lambda report, entry: report.checkpoints[entry.checkpoint].weights_id,
+    "role": lambda report, entry: report.checkpoints[entry.checkpoint].role,
     "teacher": lambda report, entry: teacher_of(report, entry.checkpoint),
     "protocol": lambda report, entry: entry.average.protocol,
     "scope": lambda report, entry: entry.average.scope,

@@ -82,7 +82,7 @@ def _checkpoint(name: str) -> tuple[Column[Any], Column[Any]]:
         Column(name, value=lambda report, row: label_of(report, index(row)), unit="text", better="lower"),
         Column(
             f"{name}_weights_id",
-            value=lambda report, row: report.checkpoints[index(row)].plan.weights_id,
+            value=lambda report, row: report.checkpoints[index(row)].weights_id,
             unit="text",
             outputs=CSV,
         ),

@@ -97,7 +97,7 @@ def probe_rows(tensor: ResultTensor, frame: pd.DataFrame | None) -> list[ProbeRo
     found: list[ProbeRow] = []
     frame = frame.sort_values(["doc_id", "head"], kind="stable")
     for checkpoint, each in enumerate(tensor.checkpoints):
-        mine = frame[frame["weights_id"] == each.plan.weights_id]
+        mine = frame[frame["weights_id"] == each.weights_id]
         for benchmark, context in sorted(set(zip(mine["benchmark"], mine["context"], strict=True))):
             part = mine[(mine["benchmark"] == benchmark) & (mine["context"] == context)]
             for kind, group, rows in _groups(part):
@@ -238,7 +238,7 @@ def _label(report: Report, row: ProbeRow) -> str:
 
 
 def _family(report: Report, row: ProbeRow) -> str:
-    return lineage_of(report.checkpoints[row.checkpoint].plan).family
+    return lineage_of(report.checkpoints[row.checkpoint]).family
 
 
 def _question(rows: Sequence[ProbeRow], kind: str = "all") -> list[ProbeRow]:

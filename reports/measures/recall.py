@@ -99,7 +99,7 @@ def recall_correlations(
                 i for i in recoveries if (i, context) in shares and tensor.checkpoints[i].teacher == teacher
             ]
             for name, is_member in _GROUPS.items():
-                members = [i for i in there if is_member(lineage_of(tensor.checkpoints[i].plan))]
+                members = [i for i in there if is_member(lineage_of(tensor.checkpoints[i]))]
                 values = [[recoveries[i] for i in members], [shares[i, context] for i in members]]
                 if len(members) < MIN_STUDENTS or any(len(set(each)) < 2 for each in values):
                     continue

@@ -132,7 +132,7 @@ SCORES: Table[ScoreLine] = Table(
     columns=(
         label_column(),
         weights_column(),
-        Column("role", value=lambda report, line: report.checkpoints[line.checkpoint].plan.role, unit="text"),
+        Column("role", value=lambda report, line: report.checkpoints[line.checkpoint].role, unit="text"),
         teacher_column(),
         Column("benchmark", value=lambda report, line: line.plan.name, unit="text"),
         Column("category", value=lambda report, line: line.plan.category, unit="text"),

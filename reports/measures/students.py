@@ -157,13 +157,13 @@ def _share(way: str, title: str, hint: str) -> Column[StudentRow]:
 
 
 def _about(report: Report, row: StudentRow) -> str:
-    plan = report.checkpoints[row.checkpoint].plan
-    parts = (lineage_of(plan).describe_mixers(), formatting.parameters(plan.parameters))
+    entry = report.checkpoints[row.checkpoint]
+    parts = (lineage_of(entry).describe_mixers(), formatting.parameters(entry.parameters))
     return ", ".join(part for part in parts if part)
 
 
 def _tokens(report: Report, row: StudentRow) -> int | None:
-    return lineage_of(report.checkpoints[row.checkpoint].plan).tokens
+    return lineage_of(report.checkpoints[row.checkpoint]).tokens
 
 
 def _tokens_text(report: Report, row: StudentRow) -> str:

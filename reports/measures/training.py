@@ -57,9 +57,9 @@ def trained(report: Report) -> list[Trained]:
     objectives = {
         (checkpoint.label, stage.name): stage.objective
         for checkpoint in report.checkpoints
-        for stage in lineage_of(checkpoint.plan).stages
+        for stage in lineage_of(checkpoint).stages
     }
-    families = {each.label: lineage_of(each.plan).family for each in report.checkpoints}
+    families = {each.label: lineage_of(each).family for each in report.checkpoints}
     found = []
     for losses in report.of(loss_curves):
         # A student without scores has no lineage; it takes the objective of the stage if there is only one.

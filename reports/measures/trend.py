@@ -29,7 +29,7 @@ def trend(report: Report) -> list[Point]:
     series: dict[str, list[int]] = {}
     for index, entry in enumerate(report.checkpoints):
         if not entry.is_teacher:
-            series.setdefault(entry.plan.label, []).append(index)
+            series.setdefault(entry.label_in_run, []).append(index)
 
     def date(checkpoint: int) -> str:
         return merged.plans[_first_run(report, checkpoint)].created

@@ -28,7 +28,7 @@ def meta(report: Report) -> list[str]:
 
 
 def _tokens_each(report: Report) -> str:
-    counts = {lineage_of(report.checkpoints[i].plan).tokens for i in report.students()}
+    counts = {lineage_of(report.checkpoints[i]).tokens for i in report.students()}
     only = counts.pop() if len(counts) == 1 else None
     return f", {formatting.tokens(only)} tokens each" if only else ""
 

@@ -2,9 +2,9 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from evalsuite.foundation import ConfigError, DataError
 from evalsuite.foundation.context_limits import ContextLimit
@@ -28,19 +28,17 @@ CellKey = tuple[str, str, int | None]
 """Benchmark, protocol, context."""
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointEntry:
-    """One checkpoint of a report."""
+@dataclass(frozen=True, kw_only=True)
+class CheckpointEntry(Checkpoint):
+    """One checkpoint of a report: that of a manifest, under a label that is unique in the report."""
 
-    plan: Checkpoint
-    label: str
-    """Unique in the report."""
-    teacher: int | None
+    label_in_run: str
+    teacher: int | None = None
     """Index of the teacher that it is compared with; None for a teacher, or if there is none."""
     names: tuple[str, ...] = ()
-    """Its labels in the plans and its ids, see `evalsuite.reports.records.names`."""
+    """Its labels in the manifests and its ids, see `evalsuite.reports.records.names`."""
     paths: tuple[str, ...] = ()
-    """Its paths in the plans."""
+    """Its paths in the manifests."""
     runs: frozenset[int] = frozenset()
     """Indices of the runs that have it."""
     members: frozenset[tuple[str, str]] = frozenset()
@@ -49,24 +47,29 @@ class CheckpointEntry:
     @property
     def is_teacher(self) -> bool:
         """Whether the checkpoint is a teacher."""
-        return self.plan.role == "teacher"
+        return self.role == "teacher"
 
     @property
     def weights(self) -> frozenset[str]:
         """Its weights_id, and those of whatever was declared to be the same."""
-        return frozenset({self.plan.weights_id, *(weights_id for weights_id, _ in self.members)})
+        return frozenset({self.weights_id, *(weights_id for weights_id, _ in self.members)})
 
     @property
-    def fingerprints(self) -> tuple[str, ...]:
-        """Those of its score rows, sorted."""
+    def scored_as(self) -> tuple[str, ...]:
+        """The fingerprints of its score rows, sorted."""
         return tuple(sorted({fingerprint for _, fingerprint in self.members if fingerprint}))
+
+    @property
+    def in_manifest(self) -> Checkpoint:
+        """As a manifest describes it."""
+        return Checkpoint(**{each.name: getattr(self, each.name) for each in fields(Checkpoint)})
 
     def has(self, run: int, checkpoint: Checkpoint) -> bool:
         """Whether a checkpoint of a run's plan is, or is part of, this one."""
         return (
             run in self.runs
             and checkpoint.weights_id in self.weights
-            and (not checkpoint.fingerprints or not {*checkpoint.fingerprints}.isdisjoint(self.fingerprints))
+            and (not checkpoint.fingerprints or not {*checkpoint.fingerprints}.isdisjoint(self.scored_as))
         )
 
 
@@ -142,14 +145,14 @@ class MergedPlan:
             suite=" + ".join(suites),
             created=max(plan.created for plan in self.plans),
             benchmarks=self.benchmarks,
-            checkpoints=tuple(checkpoints),
+            checkpoints=tuple(each.in_manifest for each in checkpoints),
             max_length=max((plan.max_length for plan in self.plans if plan.max_length), default=None),
             diverged=tuple(replace(each.note, label=each.label) for each in self.diverged),
             unplanned=self._unplanned(),
         )
         alone = [
-            replace(each, plan=mine, teacher=None, runs=frozenset({0}), names=(*each.names, each.label))
-            for each, mine in zip(self.checkpoints, checkpoints, strict=True)
+            replace(each, teacher=None, runs=frozenset({0}), names=(*each.names, each.label))
+            for each in checkpoints
         ]
         again = MergedPlan((), (plan,), plan.benchmarks, _pair_with_teachers(alone, []), ())
         if (again.planned_cells(), again.unread_cells()) != (self.planned_cells(), self.unread_cells()):
@@ -165,16 +168,15 @@ class MergedPlan:
             )
         return plan
 
-    def _planned(self, entry: CheckpointEntry) -> Checkpoint:
+    def _planned(self, entry: CheckpointEntry) -> CheckpointEntry:
         """How the plan of all runs describes a checkpoint."""
-        weights = [each.plan.weights_id for each in self.checkpoints]
-        several = len(entry.fingerprints) > 1 or weights.count(entry.plan.weights_id) > 1
+        weights = [each.weights_id for each in self.checkpoints]
+        several = len(entry.scored_as) > 1 or weights.count(entry.weights_id) > 1
         teacher = None if entry.teacher is None else self.checkpoints[entry.teacher]
         return replace(
-            entry.plan,
-            label=entry.label,
-            fingerprints=entry.fingerprints if several else (),
-            compared_with=teacher.label if teacher and weights.count(teacher.plan.weights_id) > 1 else "",
+            entry,
+            fingerprints=entry.scored_as if several else (),
+            compared_with=teacher.label if teacher and weights.count(teacher.weights_id) > 1 else "",
         )
 
     def _unplanned(self) -> tuple[UnplannedCells, ...]:
@@ -228,8 +230,8 @@ def merge_plans(runs: Sequence[Path], selection: RunSelection | None = None) -> 
     if selection.teacher is not None:
         way_out = f", or declare them one model with --same '{selection.teacher}'"
         who = find(selection.teacher, checkpoints, "--teacher", way_out)
-        checkpoints = [_with_role(each, "student") for each in checkpoints]
-        checkpoints[who] = _with_role(checkpoints[who], "teacher")
+        checkpoints = [replace(each, role="student") for each in checkpoints]
+        checkpoints[who] = replace(checkpoints[who], role="teacher")
     entries = _pair_with_teachers(checkpoints, warnings)
     if names := selection.checkpoints:
         chosen = {find(name, [*entries, *diverged], "--checkpoint") for name in names}
@@ -345,12 +347,11 @@ def _parts(number: int, run: Path, plan: Manifest) -> Iterator[CheckpointEntry]:
     for checkpoint in plan.checkpoints:
         weights_id = checkpoint.weights_id
         entry = CheckpointEntry(
-            checkpoint,
-            checkpoint.label,
-            None,
-            (weights_id, checkpoint.label),
-            (checkpoint.path,) if checkpoint.path else (),
-            frozenset({number}),
+            **vars(checkpoint),
+            label_in_run=checkpoint.label,
+            names=(weights_id, checkpoint.label),
+            paths=(checkpoint.path,) if checkpoint.path else (),
+            runs=frozenset({number}),
         )
         groups = [[name] for weights, name in scored if weights == weights_id] or [[""]]
         for group in [checkpoint.fingerprints] if checkpoint.fingerprints else groups:
@@ -360,9 +361,9 @@ def _parts(number: int, run: Path, plan: Manifest) -> Iterator[CheckpointEntry]:
 def _connected(parts: Sequence[CheckpointEntry]) -> list[CheckpointEntry]:
     """Join the parts with a fingerprint in common; one without score rows belongs to all of its weights."""
     found: dict[int, CheckpointEntry] = {}
-    without = [(at, part) for at, part in enumerate(parts) if not part.fingerprints]
+    without = [(at, part) for at, part in enumerate(parts) if not part.scored_as]
     for at, part in enumerate(parts):
-        if part.fingerprints:
+        if part.scored_as:
             known = [i for i, each in found.items() if not each.members.isdisjoint(part.members)]
             found[min([*known, at])] = _joined([*(found.pop(i) for i in known), part])
     for at, part in without:
@@ -384,7 +385,7 @@ def _joined(entries: Sequence[CheckpointEntry]) -> CheckpointEntry:
         runs=frozenset().union(*(each.runs for each in entries)),
         members=frozenset().union(*(each.members for each in entries)),
     )
-    return _with_role(entry, "teacher" if any(each.is_teacher for each in entries) else "student")
+    return replace(entry, role="teacher" if any(each.is_teacher for each in entries) else "student")
 
 
 def _harness(entry: CheckpointEntry, harnesses: Sequence[str | None]) -> str | None:
@@ -409,7 +410,7 @@ def _declared(
         chosen = list(dict.fromkeys(find(name.strip(), found, where) for name in names.split(",")))
     else:
         chosen = [i for i, each in enumerate(found) if fits(label, each)] or [find(label, found, where)]
-        weights = {found[i].plan.weights_id: _harness(found[i], harnesses) for i in chosen}
+        weights = {found[i].weights_id: _harness(found[i], harnesses) for i in chosen}
         if len(weights) > len(set(weights.values())):
             labels = ", ".join(f"'{found[i].label}'" for i in chosen)
             raise ConfigError(
@@ -419,8 +420,8 @@ def _declared(
     if is_list and (not label or len(chosen) < 2):
         raise ConfigError(f"{where}: LABEL=NAME,NAME gives several checkpoints one label")
     entry = _joined([found[i] for i in chosen])
-    label = label if is_list else entry.plan.label
-    entry = replace(entry, plan=replace(entry.plan, label=label), names=(*entry.names, label))
+    label = label if is_list else entry.label_in_run
+    entry = replace(entry, label_in_run=label, names=(*entry.names, label))
     kept = [each for i, each in enumerate(found) if i not in chosen]
     kept.insert(min(chosen), entry)
     return kept
@@ -435,23 +436,23 @@ def _labelled(
     """The same with labels that fit one alone: by harness or weights, else by what tells engines apart."""
     suffixes = []
     for entry in found:
-        others = [each for each in found if each.plan.weights_id == entry.plan.weights_id]
+        others = [each for each in found if each.weights_id == entry.weights_id]
         harness = _harness(entry, harnesses)
-        suffixes.append([*([harness] if harness else []), *digits(entry.plan.weights_id)])
+        suffixes.append([*([harness] if harness else []), *digits(entry.weights_id)])
         if len(others) > 1:
             mine, *rest = (
-                {key: value for name in each.fingerprints for key, value in facts.get(name, {}).items()}
+                {key: value for name in each.scored_as for key, value in facts.get(name, {}).items()}
                 for each in (entry, *(other for other in others if other is not entry))
             )
             differing = [key for key in mine if any(mine[key] != each.get(key) for each in rest)]
             text = " ".join(mine[key] for key in differing[:3])
-            suffixes[-1] = [*([text] if text else []), *digits("+".join(entry.fingerprints) or "no scores")]
+            suffixes[-1] = [*([text] if text else []), *digits("+".join(entry.scored_as) or "no scores")]
     suffixes += [["diverged", each.note.path] for each in lost]
-    plain: list[Named] = [*(replace(each, label=each.plan.label) for each in found), *lost]
+    plain: list[Named] = [*(replace(each, label=each.label_in_run) for each in found), *lost]
     labels = iter(unique_labels(plain, suffixes))
     return (
         [
-            replace(each, label=next(labels), names=tuple(dict.fromkeys((*each.names, *each.fingerprints))))
+            replace(each, label=next(labels), names=tuple(dict.fromkeys((*each.names, *each.scored_as))))
             for each in found
         ],
         [replace(each, label=next(labels)) for each in lost],
@@ -460,16 +461,16 @@ def _labelled(
 
 def _facts(found: Sequence[CheckpointEntry], runs: Sequence[Path]) -> dict[str, dict[str, str]]:
     """Fingerprint → what it covers, as the runs' environments state it; only of weights that have several."""
-    weights = Counter(each.plan.weights_id for each in found)
+    weights = Counter(each.weights_id for each in found)
     facts: dict[str, dict[str, str]] = {}
-    for number in sorted({n for each in found if weights[each.plan.weights_id] > 1 for n in each.runs}):
+    for number in sorted({n for each in found if weights[each.weights_id] > 1 for n in each.runs}):
         environment = read_facts(runs[number])
         for one in [environment, *_mappings(environment.get("runs"))]:
             for engine in _mappings(one.get("engines")):
                 facts[str(engine.get("fingerprint"))] = _texts(engine)
         for imported in _mappings([environment.get("imported")]):
             for each in (each for each in found if number in each.runs):
-                facts |= dict.fromkeys(each.fingerprints, _texts(imported))
+                facts |= dict.fromkeys(each.scored_as, _texts(imported))
     return facts
 
 
@@ -488,10 +489,6 @@ def _texts(facts: Mapping[str, Any]) -> dict[str, str]:
         for key, value in sorted(flat.items(), key=lambda each: each[0] not in alone)
         if isinstance(value, str | int | float) and key not in ("fingerprint", "log") and len(str(value)) < 40
     }
-
-
-def _with_role(entry: CheckpointEntry, role: Literal["teacher", "student"]) -> CheckpointEntry:
-    return replace(entry, plan=replace(entry.plan, role=role))
 
 
 def _only(entries: tuple[CheckpointEntry, ...], chosen: set[int]) -> tuple[CheckpointEntry, ...]:
@@ -534,9 +531,9 @@ def _pair_with_teachers(
 def _teacher_of(student: CheckpointEntry, teachers: list[CheckpointEntry], warnings: list[str]) -> str | None:
     """Label of the teacher that its plan or lineage names, else of the only one of its runs, or of all."""
     for each in teachers:
-        if student.plan.compared_with in each.names and each.runs & student.runs:
+        if student.compared_with in each.names and each.runs & student.runs:
             return each.label
-    stated = stated_teacher(student.plan)
+    stated = stated_teacher(student)
     named = [each for each in teachers if stated in each.weights]
     among = named or teachers
     found = [each for each in among if each.runs & student.runs] or among

@@ -11,7 +11,7 @@ import pandas as pd
 from evalsuite.reports.analysis.cells import Cell
 from evalsuite.reports.analysis.counting import Counting
 from evalsuite.reports.records.merging import CheckpointEntry
-from evalsuite.reports.run import Benchmark, Checkpoint, ProtocolSettings
+from evalsuite.reports.run import Benchmark, ProtocolSettings
 
 CHOICES = 4
 CHANCE = 1 / CHOICES
@@ -94,15 +94,17 @@ def _checkpoints(labels: Sequence[str], tokens: Sequence[int]) -> list[Checkpoin
         lineage: dict[str, Any] = {}
         if number and tokens:
             lineage = {"recipe": "r", "seed": 0, "mixers": ["gla"], "tokens": tokens[number - 1] * 10**6}
-        plan = Checkpoint(
+        entry = CheckpointEntry(
             label=label,
+            label_in_run=label,
             weights_id=label,
             role="student" if number else "teacher",
             path=label,
             parameters=1,
             lineage=lineage,
+            teacher=0 if number else None,
         )
-        found.append(CheckpointEntry(plan=plan, label=label, teacher=0 if number else None))
+        found.append(entry)
     return found
 
 

@@ -69,14 +69,14 @@ def test_a_teacher_whose_label_another_model_has_is_refused(logs: list[Path]) ->
     with pytest.raises(ConfigError, match=r"'final' \(--teacher\) is the name of 2 checkpoints") as error:
         run_gate(logs, policy_from_options(min_recovery=0.95), selection=RunSelection(teacher="final"))
     for entry in merge_plans(logs).checkpoints:
-        assert f"'{entry.label}' ({entry.plan.path})" in str(error.value)
+        assert f"'{entry.label}' ({entry.path})" in str(error.value)
 
 
 def test_every_printed_name_is_a_name(logs: list[Path]) -> None:
     """The true recovery is the student's share of the teacher's right answers."""
     right = SMALL.correct.mean() / LARGE.correct.mean()
-    teacher = next(each for each in merge_plans(logs).checkpoints if each.plan.path == "m/teacher/final")
-    for name in (teacher.label, teacher.plan.weights_id, "m/teacher/final", "./m/teacher/final/"):
+    teacher = next(each for each in merge_plans(logs).checkpoints if each.path == "m/teacher/final")
+    for name in (teacher.label, teacher.weights_id, "m/teacher/final", "./m/teacher/final/"):
         rules = policy_from_options(min_recovery=0.95)
         (result,) = run_gate(logs, rules, selection=RunSelection(teacher=name)).results
         assert (result.outcome, result.point) == ("regression", pytest.approx(right))
@@ -86,7 +86,7 @@ def test_an_ambiguous_selection_is_refused(logs: list[Path]) -> None:
     with pytest.raises(ConfigError, match=r"'final' \(--checkpoint\) is the name of 2"):
         merge_plans(logs, RunSelection(checkpoints=("final",)))
     merged = merge_plans(logs, RunSelection(teacher="m/teacher/final", checkpoints=("m/kda/final",)))
-    assert [each.plan.path for each in merged.checkpoints] == ["m/teacher/final", "m/kda/final"]
+    assert [each.path for each in merged.checkpoints] == ["m/teacher/final", "m/kda/final"]
 
 
 def test_a_policy_names_one_checkpoint(synthetic: SimpleNamespace, tmp_path: Path) -> None:
@@ -203,10 +203,10 @@ def test_rows_of_two_engines_share_no_checkpoint(engines: list[Path]) -> None:
     assert not report.gaps
     found = merge_plans(engines, RunSelection(teacher=labels[0], checkpoints=(labels[1],)))
     assert [each.label for each in found.checkpoints] == labels[:2]
-    for name in ("kda", report.checkpoints[1].plan.weights_id, "students/kda"):
+    for name in ("kda", report.checkpoints[1].weights_id, "students/kda"):
         with pytest.raises(ConfigError, match="is the name of 2 checkpoints"):
             run_gate(engines, policy(checkpoints=[name]))
-    (fingerprint,) = report.checkpoints[1].fingerprints
+    (fingerprint,) = report.checkpoints[1].scored_as
     assert len(run_gate(engines, policy(checkpoints=[fingerprint])).results) == 1
 
 

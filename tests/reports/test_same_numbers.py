@@ -50,7 +50,7 @@ def runs(synthetic: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -
 
 def numbers(report: Report, runs: list[Path], selection: RunSelection | None = None) -> Numbers:
     """Every score, average, gap, difference and verdict, by the weights that it is of."""
-    name = [each.plan.weights_id for each in report.checkpoints]
+    name = [each.weights_id for each in report.checkpoints]
     found: Numbers = {}
     for row in report.scores:
         found["score", name[row.checkpoint], row.benchmark, row.protocol, row.context] = (
@@ -65,7 +65,7 @@ def numbers(report: Report, runs: list[Path], selection: RunSelection | None = N
     for gap in report.gaps:
         found["gap", name[gap.checkpoint], gap.benchmark] = gap.gap
     for each in run_gate(runs, RULES, selection=selection).results:
-        who = next(e.plan.weights_id for e in report.checkpoints if e.label == each.checkpoint)
+        who = next(e.weights_id for e in report.checkpoints if e.label == each.checkpoint)
         found["gate", who, each.name] = (each.outcome, each.point, each.low, each.high)
     return found
 
@@ -167,11 +167,11 @@ def test_another_engine_changes_nothing(runs: list[Path], before: Numbers, tmp_p
         benchmark, protocol, _, _ = path.name.split(".")
         write_unchecked(path.with_name(f"{benchmark}.{protocol}.{rows[0]['fingerprint']}.parquet"), rows)
     report = build_report([*runs, again])
-    assert [len(each.fingerprints) for each in report.checkpoints] == [1] * 7
-    first = {i for i, each in enumerate(report.checkpoints) if not each.fingerprints[0].startswith("f")}
+    assert [len(each.scored_as) for each in report.checkpoints] == [1] * 7
+    first = {i for i, each in enumerate(report.checkpoints) if not each.scored_as[0].startswith("f")}
     for row in report.scores:
         if row.checkpoint in first:
-            who = report.checkpoints[row.checkpoint].plan.weights_id
+            who = report.checkpoints[row.checkpoint].weights_id
             assert (row.score, row.recovery) == before["score", who, row.benchmark, row.protocol, row.context]
 
 

@@ -91,7 +91,7 @@ def _rows(
     identity = zip(table["weights_id"].to_pylist(), table["fingerprint"].to_pylist(), strict=True)
     checkpoints = [owners[member] for member in identity]
     for name, values in (
-        ("weights_id", [each.plan.weights_id for each in checkpoints]),
+        ("weights_id", [each.weights_id for each in checkpoints]),
         ("checkpoint", [each.label for each in checkpoints]),
         ("error", errors),
         ("detail", published),

@@ -66,7 +66,7 @@ def ablations_of(tensor: ResultTensor, pairs: Sequence[PairRow], gaps: Sequence[
     """
     found: dict[tuple[int, str], _Group] = {}
     for index, checkpoint in enumerate(tensor.checkpoints):
-        lineage = lineage_of(checkpoint.plan)
+        lineage = lineage_of(checkpoint)
         if checkpoint.teacher is None or lineage.recipe is None or not lineage.complete:
             continue
         base, _, name = lineage.recipe.partition(".")

@@ -260,7 +260,7 @@ def _tolerance(report: Report, protocol: str) -> list[Figure]:
                     Point(100 * alpha, 100 * share.point)
                     for alpha, share in zip(row.alphas, row.curve, strict=True)
                 ),
-                lineage_of(report.checkpoints[row.checkpoint].plan).family,
+                lineage_of(report.checkpoints[row.checkpoint]).family,
             )
             for label, row in zip(labels, rows, strict=True)
         ],

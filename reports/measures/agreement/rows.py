@@ -177,7 +177,7 @@ class AgreementPool:
                     variance[at] = effect.seed_variance if effect else 0.0
         if np.isnan(columns).all():
             return None
-        names = [checkpoint.plan.weights_id for checkpoint in self.tensor.checkpoints]
+        names = [checkpoint.weights_id for checkpoint in self.tensor.checkpoints]
         return Stratum(
             columns,
             tuple(f"{name} {measure}" for measure in measures for name in names),

@@ -77,7 +77,7 @@ def distance_rows(tensor: ResultTensor, frame: pd.DataFrame | None) -> list[Dist
     # Of several checkpoints of the same weights the first one: a distance is one of weights.
     index: dict[str, int] = {}
     for i, each in enumerate(tensor.checkpoints):
-        index.setdefault(each.plan.weights_id, i)
+        index.setdefault(each.weights_id, i)
     pairs = frame[["weights_id", "same_recipe_as"]].dropna().drop_duplicates()
     retrained = {
         weights_id: index[original]
@@ -113,8 +113,8 @@ def answer_distance(
     if teacher is None:
         return None
     rows = frame[
-        (frame["teacher"] == tensor.checkpoints[teacher].plan.weights_id)
-        & (frame["weights_id"] == tensor.checkpoints[checkpoint].plan.weights_id)
+        (frame["teacher"] == tensor.checkpoints[teacher].weights_id)
+        & (frame["weights_id"] == tensor.checkpoints[checkpoint].weights_id)
         & (frame["text"] == ANSWERS)
         & frame["bits"].isna()
     ]

@@ -100,14 +100,14 @@ def efficiency(report: Report) -> list[EfficiencyRow]:
 def measured(report: Report) -> list[EfficiencyRow]:
     """The measurements with the report's labels and teachers."""
     teachers = {
-        each.plan.weights_id: report.checkpoints[each.teacher].plan.weights_id
+        each.weights_id: report.checkpoints[each.teacher].weights_id
         for each in report.checkpoints
         if each.teacher is not None
     }
-    # The weights of several checkpoints are called as in the plan: a row states its engine itself.
-    twice = Counter(each.plan.weights_id for each in report.checkpoints)
+    # The weights of several checkpoints are called as in their run: a row states its engine itself.
+    twice = Counter(each.weights_id for each in report.checkpoints)
     labels = {
-        each.plan.weights_id: each.label if twice[each.plan.weights_id] == 1 else each.plan.label
+        each.weights_id: each.label if twice[each.weights_id] == 1 else each.label_in_run
         for each in report.checkpoints
     }
     return [
@@ -234,7 +234,7 @@ def ratio_column(
         teacher = None if checkpoint is None else report.checkpoints[checkpoint].teacher
         if checkpoint is None or teacher is None:
             return None
-        mine, theirs = (report.checkpoints[each].plan.weights_id for each in (checkpoint, teacher))
+        mine, theirs = (report.checkpoints[each].weights_id for each in (checkpoint, teacher))
         return typical_ratio(report.of(efficiency), mine, theirs, quantity)
 
     return Column(
@@ -482,7 +482,7 @@ def pareto_front(points: Sequence[tuple[float, float]], *, less_is_better: bool)
 def _pareto(report: Report, where: Setting) -> list[Figure]:
     """Recovery against decode speed, and against the cache per sequence."""
     rows = [row for row in report.of(efficiency) if setting(row) == where]
-    students = {i: report.checkpoints[i].plan.weights_id for i in report.students()}
+    students = {i: report.checkpoints[i].weights_id for i in report.students()}
     if not report.protocols:
         return []
     protocol = report.protocols[0]

@@ -41,7 +41,7 @@ def _ratio_of(quantity: Quantity) -> Measured:
         teacher = evidence.tensor.checkpoints[checkpoint].teacher
         if teacher is None:
             return NO_TEACHER
-        own, other = (evidence.tensor.checkpoints[i].plan.weights_id for i in (checkpoint, teacher))
+        own, other = (evidence.tensor.checkpoints[i].weights_id for i in (checkpoint, teacher))
         for where in settings(evidence.of(_measured)):
             rows = [row for row in evidence.of(_measured) if setting(row) == where]
             for each in ratios(rows, own, other, quantity):
@@ -58,7 +58,7 @@ def _value_of(quantity: Quantity, scale: float = 1.0) -> Measured:
     def measured(
         evidence: Evidence, rule: Rule, protocol: str | None, checkpoint: int
     ) -> Measurement | NotMeasured:
-        identifier = evidence.tensor.checkpoints[checkpoint].plan.weights_id
+        identifier = evidence.tensor.checkpoints[checkpoint].weights_id
         for where in settings(evidence.of(_measured)):
             rows = [row for row in evidence.of(_measured) if setting(row) == where]
             found = by_context(rows, identifier, quantity).get(rule.context or 0)
@@ -88,7 +88,7 @@ def _missing(evidence: Evidence, rule: Rule, what: str, needed: list[int]) -> No
         if row.context == rule.context
         and row.status != "ok"
         and row.kind == "request"
-        and row.weights_id in {evidence.tensor.checkpoints[i].plan.weights_id for i in needed}
+        and row.weights_id in {evidence.tensor.checkpoints[i].weights_id for i in needed}
     ]
     why = f" ({'; '.join(failed)})" if failed else ""
     return NotMeasured(

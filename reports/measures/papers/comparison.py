@@ -88,11 +88,11 @@ def paper_rows(pool: Pool) -> list[PaperRow]:
     for student, checkpoint in enumerate(pool.tensor.checkpoints):
         if checkpoint.teacher is None:
             continue
-        lineage = lineage_of(checkpoint.plan)
+        lineage = lineage_of(checkpoint)
         if not lineage.complete:
             continue
         model = MODELS.get(lineage.main_mixer or "") if lineage.is_plain else None
-        scale = nearest_scale(pool.tensor.checkpoints[checkpoint.teacher].plan.parameters)
+        scale = nearest_scale(pool.tensor.checkpoints[checkpoint.teacher].parameters)
         if scale is not None:
             row = _row(pool, student, checkpoint.teacher, model, scale)
             rows += [row] if row is not None else []
@@ -173,7 +173,7 @@ def _one_per_mixer(pool: Pool, rows: Sequence[PaperRow]) -> list[PaperRow]:
     """Per mixer, the lowest seed of the students with all benchmarks, of the recipe with most mixers."""
     most = max(len(row.benchmarks) for row in rows)
     whole = [row for row in rows if len(row.benchmarks) == most and row.model is not None]
-    lineages = {row.checkpoint: lineage_of(pool.tensor.checkpoints[row.checkpoint].plan) for row in whole}
+    lineages = {row.checkpoint: lineage_of(pool.tensor.checkpoints[row.checkpoint]) for row in whole}
     recipes = Counter(recipe for _, recipe in {(r.model, lineages[r.checkpoint].recipe) for r in whole})
     if not recipes:
         return []

@@ -223,7 +223,7 @@ def _ours(report: Report, columns: Mapping[Place, PaperScore]) -> list[PaperLine
                 PaperLine(
                     model=checkpoint.label,
                     origin="ours",
-                    role=checkpoint.plan.role,
+                    role=checkpoint.role,
                     scores=scores,
                     teacher=teacher or "",
                 )

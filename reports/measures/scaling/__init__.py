@@ -32,7 +32,7 @@ def _token_scaling(report: Report, protocol: str) -> list[Figure]:
         report,
         protocol,
         _families(report, protocol, "tokens"),
-        lambda student: lineage_of(report.checkpoints[student].plan).tokens or 0,
+        lambda student: lineage_of(report.checkpoints[student]).tokens or 0,
         title="Recovery by training tokens",
         caption=(
             "Checkpoints of the last stage of one training run, or runs of one recipe with complete "
@@ -86,7 +86,7 @@ def _families(report: Report, protocol: str, quantity: Quantity) -> dict[Hashabl
 
 def _teacher_size(report: Report, student: int) -> int:
     teacher = report.checkpoints[student].teacher
-    return 0 if teacher is None else report.checkpoints[teacher].plan.parameters or 0
+    return 0 if teacher is None else report.checkpoints[teacher].parameters or 0
 
 
 def comparable_students(report: Report, protocol: str) -> list[int]:
@@ -97,8 +97,8 @@ def comparable_students(report: Report, protocol: str) -> list[int]:
 
 def family_name(report: Report, student: int) -> str:
     """The mixers of a student, or its label if they are unknown."""
-    plan = report.checkpoints[student].plan
-    return lineage_of(plan).describe_mixers() or report.checkpoints[student].label
+    entry = report.checkpoints[student]
+    return lineage_of(entry).describe_mixers() or report.checkpoints[student].label
 
 
 def recovery_charts(

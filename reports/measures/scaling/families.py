@@ -59,10 +59,10 @@ def families_of(tensor: ResultTensor) -> tuple[list[Family], list[LeftOut]]:
     for i, checkpoint in enumerate(tensor.checkpoints):
         if checkpoint.teacher is None:
             continue
-        lineage = lineage_of(checkpoint.plan)
+        lineage = lineage_of(checkpoint)
         for key in _token_keys(lineage):
             groups.setdefault(("tokens", checkpoint.teacher, *key), []).append((lineage.tokens or 0, i))
-        size = tensor.checkpoints[checkpoint.teacher].plan.parameters
+        size = tensor.checkpoints[checkpoint.teacher].parameters
         if size and lineage.complete and lineage.mixers:
             key = (
                 "size",
@@ -81,7 +81,7 @@ def families_of(tensor: ResultTensor) -> tuple[list[Family], list[LeftOut]]:
         quantity: Quantity = "tokens" if key[0] == "tokens" else "size"
         kind = key[2]
         assert kind in ("run", "budgets", "size")
-        lineages = {i: lineage_of(tensor.checkpoints[i].plan) for _, i in members}
+        lineages = {i: lineage_of(tensor.checkpoints[i]) for _, i in members}
         kept, out = _selected(kind, members, lineages, tensor)
         for why, who in out.items():
             left[quantity, tuple(who), why] = LeftOut(quantity=quantity, checkpoints=tuple(who), why=why)

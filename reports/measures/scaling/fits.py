@@ -243,12 +243,12 @@ def _curves(pool: Pool, informative: Mapping[int, Sequence[str]]) -> list[_Curve
             continue
         scope, (recoveries,) = made
         checkpoints = pool.tensor.checkpoints
-        plan = checkpoints[first.checkpoints[0]].plan
+        checkpoint = checkpoints[first.checkpoints[0]]
         found.append(
             _Curve(
                 quantity=first.quantity,
                 scope=scope,
-                name=lineage_of(plan).describe_mixers() or plan.label,
+                name=lineage_of(checkpoint).describe_mixers() or checkpoint.label_in_run,
                 teachers=tuple(t for i in first.checkpoints if (t := checkpoints[i].teacher) is not None),
                 runs=runs,
                 values=tuple(map(float, first.values)),

@@ -28,11 +28,11 @@ def lineages(report: Report) -> list[LineageView]:
     """The lineage of every checkpoint."""
     views = []
     for checkpoint in report.checkpoints:
-        lineage, plan = lineage_of(checkpoint.plan), checkpoint.plan
+        lineage = lineage_of(checkpoint)
         facts = [
-            ("weights", plan.weights_id),
-            ("path", plan.path),
-            ("parameters", formatting.count(plan.parameters) if plan.parameters else ""),
+            ("weights", checkpoint.weights_id),
+            ("path", checkpoint.path),
+            ("parameters", formatting.count(checkpoint.parameters) if checkpoint.parameters else ""),
             ("mixers", lineage.describe_mixers()),
             ("recipe", " ".join(part for part in (lineage.recipe, lineage.recipe_hash) if part)),
             ("seed", "" if lineage.seed is None else str(lineage.seed)),
@@ -51,7 +51,7 @@ def lineages(report: Report) -> list[LineageView]:
             )
             for stage in lineage.stages
         )
-        views.append(LineageView(checkpoint.label, plan.role, tuple(f for f in facts if f[1]), stages))
+        views.append(LineageView(checkpoint.label, checkpoint.role, tuple(f for f in facts if f[1]), stages))
     return views
 
 

@@ -260,9 +260,9 @@ def _line(
     columns: Sequence[Column[Entry]],
     axis: Axis | None,
 ) -> Line:
-    plan = report.checkpoints[checkpoint].plan
-    lineage = lineage_of(plan)
-    about = [lineage.describe_mixers(), formatting.parameters(plan.parameters)]
+    described = report.checkpoints[checkpoint]
+    lineage = lineage_of(described)
+    about = [lineage.describe_mixers(), formatting.parameters(described.parameters)]
     if not lineage.complete and lineage.tokens:
         about.append(f"after {formatting.tokens(lineage.tokens)} tokens")
     if average and average.missing:

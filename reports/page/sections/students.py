@@ -30,7 +30,7 @@ def students_section(report: Report) -> StudentsView | None:
         for column in STUDENTS.columns
         if any(column.text(report, row) != formatting.NOTHING for row in rows)
     ]
-    lineages = [lineage_of(report.checkpoints[row.checkpoint].plan) for row in rows]
+    lineages = [lineage_of(report.checkpoints[row.checkpoint]) for row in rows]
     mixers = {each.titles.get(mixer, mixer) for each in lineages for mixer in each.mixers}
     return StudentsView(
         grid(replace(STUDENTS, columns=columns), report), tuple(sorted(mixers)), _note(report)

@@ -251,7 +251,7 @@ def test_regression_counts_requests_once(synthetic: SimpleNamespace, tmp_path: P
 def test_distances_count_requests_once(synthetic: SimpleNamespace, tmp_path: Path) -> None:
     run = with_copy(make(synthetic, tmp_path), "words", "xagain", documents=60)
     tensor = load_result_tensor([run])
-    ids = [each.plan.weights_id for each in tensor.checkpoints]
+    ids = [each.weights_id for each in tensor.checkpoints]
     frame = pd.concat(
         frame_of(weights_id=ids[1], teacher=ids[0], source=source, doc_id=[str(i)], kl=kl * (1 + i))
         for source, kl in (("words", 8.0), ("facts", 1.0), ("xagain", 8.0))

@@ -201,7 +201,7 @@ def test_another_fingerprint_is_another_checkpoint(synthetic: SimpleNamespace, t
     for protocol in ("loglikelihood", "generation"):
         edit(other, "facts", protocol, lambda row: row | {"fingerprint": "bf16" + row["weights_id"]})
     tensor = load_result_tensor([one, other])
-    assert [(each.plan.label, each.fingerprints[0].startswith("bf16")) for each in tensor.checkpoints] == [
+    assert [(each.label_in_run, each.scored_as[0].startswith("bf16")) for each in tensor.checkpoints] == [
         ("teacher", False),
         ("student", False),
         ("teacher", True),

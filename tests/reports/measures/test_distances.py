@@ -70,7 +70,7 @@ def tensor_of(*labels: str) -> SimpleNamespace:
     """Checkpoints that are named by their weights, the first of them the teacher."""
     return SimpleNamespace(
         checkpoints=[
-            SimpleNamespace(plan=SimpleNamespace(weights_id=name), label=name, teacher=0 if i else None)
+            SimpleNamespace(weights_id=name, label=name, teacher=0 if i else None)
             for i, name in enumerate(labels)
         ],
         cells=(),

@@ -358,7 +358,7 @@ def test_the_doctor_and_lineage_are_shown(made: tuple[Report, Sections]) -> None
     assert "Doctor, 'gdn-135m': chat template: the system prompt is dropped" in page.text["warnings"]
     assert ["gdn-135m", "batch of 8 vs. single", "ok", "same answers"] in page.rows["method"]
     assert page.text["lineage"].count("linearizing-2025") == 11
-    teacher = report.checkpoints[0].plan.weights_id
+    teacher = report.checkpoints[0].weights_id
     assert f"HuggingFaceTB/SmolLM2-135M {teacher}" in page.text["lineage"]
     assert ["distil", "kd", "420,000,000"] in page.rows["lineage"]
 
