@@ -39,6 +39,8 @@ class RecallNumber:
     """A number of the report's recall section: the mean over the benchmarks that name it."""
 
     title: str
+    source: str = ""
+    """Where it is defined, such as ``arXiv 2404.06654``."""
     tasks: tuple[str, ...] = ()
     """Benchmarks without which the mean is undefined; empty: those of the run."""
     against_recovery: bool = False

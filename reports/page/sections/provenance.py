@@ -75,6 +75,8 @@ class MethodView:
     """Benchmarks, doctor results and environments."""
 
     benchmarks: tuple[Benchmark, ...]
+    recall: list[str]
+    """The recall numbers of these benchmarks, with their sources."""
     doctor: tuple[DoctorResult, ...]
     environments: list[tuple[str, list[tuple[str, str]]]]
     """Run → its environment."""
@@ -84,8 +86,10 @@ class MethodView:
 def method_section(report: Report) -> MethodView:
     """How the numbers were made."""
     runs = (run.name for run in report.tensor.merged.runs)
+    numbers = {name: number for each in report.benchmarks for name, number in each.recall.items()}
     return MethodView(
         benchmarks=report.benchmarks,
+        recall=[", ".join(filter(None, (each.title, each.source))) for each in numbers.values()],
         doctor=report.doctor,
         environments=[
             (run, environment_facts(facts)) for run, facts in zip(runs, report.environments, strict=True)
