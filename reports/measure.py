@@ -50,9 +50,7 @@ MEASURES: Registry[Measure] = Registry("measure", group="evalsuite.measures", va
 
 def usable() -> Iterator[str]:
     """Names of the measures that can be used, in order of registration."""
-    for name in MEASURES.names():
-        if MEASURES.origin(name) == "evalsuite" or MEASURES.problem(name) is None:
-            yield name
+    return filter(MEASURES.is_usable, MEASURES.names())
 
 
 def problems() -> list[str]:

@@ -644,5 +644,5 @@ def _about_questions(source: Source, folder: Path) -> dict[str, Any]:
 def all_benchmarks() -> Iterator[Benchmark]:
     """Yield every benchmark, sorted by name, without plugins that cannot be used."""
     for name in known_benchmarks():
-        if BENCHMARKS.origin(name) == "evalsuite" or BENCHMARKS.problem(name) is None:
+        if BENCHMARKS.is_usable(name):
             yield load_benchmark(name)

@@ -1,6 +1,7 @@
 """Options that several commands share."""
 
 import argparse
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,32 @@ def add_executor_options(parser: argparse.ArgumentParser, what: str) -> None:
         metavar="NAME=VALUE",
         help="the executor's own arguments, e.g. num_workers=4 address=auto for ray",
     )
+
+
+def add_recipe_options(parser: argparse.ArgumentParser) -> None:
+    """Add the recipe, its overrides and data, and the device: the same for `distill` and `select`."""
+    parser.add_argument("recipe", help="a name from `evalsuite show recipes`, or a YAML file")
+    parser.add_argument(
+        "--set",
+        nargs="+",
+        default=[],
+        metavar="KEY=VALUE",
+        dest="overrides",
+        help="override recipe fields, e.g. stages.kd.lr=1e-3 seed=2",
+    )
+    parser.add_argument("--data", type=Path, metavar="DIR", help="value of $EVALSUITE_DATA in the recipe")
+    parser.add_argument("--device", help="cpu, cuda or cuda:1 (default: cuda if there is one)")
+
+
+def set_recipe_data(options: argparse.Namespace) -> None:
+    """Give $EVALSUITE_DATA the value of `--data`."""
+    if options.data is not None:
+        os.environ["EVALSUITE_DATA"] = str(options.data)
+
+
+def executor_arguments(options: argparse.Namespace) -> dict[str, Any]:
+    """Return `--executor-args` as a dictionary, as `named_values`."""
+    return named_values(options.executor_args, "--executor-args", "num_workers=4")
 
 
 def engine_arguments(options: argparse.Namespace) -> dict[str, Any]:

@@ -133,6 +133,10 @@ class Registry(Generic[T], Mapping[str, T]):
         """All names, without importing any plugin."""
         return tuple(self)
 
+    def is_usable(self, name: str) -> bool:
+        """Whether a definition is evalsuite's, or a plugin's that can be imported."""
+        return name in self._items or self.problem(name) is None
+
     def __getitem__(self, name: str) -> T:
         if name not in self:
             raise KeyError(name)

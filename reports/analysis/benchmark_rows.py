@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import sqrt
+from typing import Any
 
 import numpy as np
 
@@ -106,18 +107,11 @@ def _benchmark_row(
     effect = seed_effect(values.T)
     data = None if pool_index is None else pool_index[0].sample((pool_index[1],))
     level = None if data is None else data.level_contrast(checkpoint)
-    base = BenchmarkRow(
-        checkpoint=checkpoint,
-        benchmark=cell.benchmark.name,
-        protocol=cell.protocol,
-        context=cell.context,
-        documents=len(cell.documents),
-        seeds=len(cell.seeds),
+    base = _row(
+        cell,
+        checkpoint,
         score=_score_interval(cell, values, level),
         seed_deviation=sqrt(effect.between_seeds) if effect else None,
-        outcomes=_outcomes(cell, checkpoint),
-        out_of_distribution=_flagged(cell, checkpoint, "out_of_distribution"),
-        closed_by_force=_flagged(cell, checkpoint, "closed_by_force"),
     )
     teacher = tensor.checkpoints[checkpoint].teacher
     if teacher is None or teacher not in cell.present or pool_index is None or data is None:
@@ -174,6 +168,18 @@ def _perplexity_row(tensor: ResultTensor, cell: Cell, checkpoint: int) -> Benchm
         change = _log_perplexity(tensor, cell, [checkpoint, teacher])
         drop = None if change is None else change.interval(method=METHOD)
     why = "a perplexity has no recovery; see its drop in nats"
+    return _row(
+        cell,
+        checkpoint,
+        score=Interval(level, level, level) if own is None else own.interval(method="bootstrap"),
+        drop=drop,
+        recovery=Estimate(None, why),
+        chance_normalized_recovery=Estimate(None, why),
+    )
+
+
+def _row(cell: Cell, checkpoint: int, **measured: Any) -> BenchmarkRow:
+    """The row of a checkpoint, with what was measured."""
     return BenchmarkRow(
         checkpoint=checkpoint,
         benchmark=cell.benchmark.name,
@@ -181,13 +187,10 @@ def _perplexity_row(tensor: ResultTensor, cell: Cell, checkpoint: int) -> Benchm
         context=cell.context,
         documents=len(cell.documents),
         seeds=len(cell.seeds),
-        score=Interval(level, level, level) if own is None else own.interval(method="bootstrap"),
-        drop=drop,
-        recovery=Estimate(None, why),
-        chance_normalized_recovery=Estimate(None, why),
         outcomes=_outcomes(cell, checkpoint),
         out_of_distribution=_flagged(cell, checkpoint, "out_of_distribution"),
         closed_by_force=_flagged(cell, checkpoint, "closed_by_force"),
+        **measured,
     )
 
 

@@ -23,6 +23,7 @@ from evalsuite.reports.statistics.power import (
     decision_rates,
     documents_for_power,
 )
+from evalsuite.reports.table import aligned
 
 SCHEMA = 1
 EVEN = 0.5
@@ -154,7 +155,7 @@ class Plan:
         over = " " * before + f"{'unchanged':<{widths[3] + widths[4] + 4}}{loss}"
         lines = [self._assumed]
         if rows:
-            lines += ["", over, *("  ".join(_align(row, widths)).rstrip() for row in [head, *rows]), ""]
+            lines += ["", over, aligned([head, *rows]), ""]
         lines += [
             f"not planned: {rule.name} {rule.requirement}: {rule.why}" for rule in self.rules if rule.why
         ]
@@ -340,13 +341,6 @@ def _row(rule: PlannedRule) -> tuple[str, ...]:
         _percent(rule.lost.passes),
         formatting.count(rule.documents_for_power) if rule.documents_for_power else needed,
     )
-
-
-def _align(row: Sequence[str], widths: Sequence[int]) -> list[str]:
-    return [
-        f"{cell:<{width}}" if i < 2 else f"{cell:>{width}}"
-        for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-    ]
 
 
 def _percent(share: float) -> str:

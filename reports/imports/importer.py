@@ -136,15 +136,12 @@ def find_importer(path: Path) -> str | None:
     Raises:
         ConfigError: several importers recognise it.
     """
-    found = [name for name in IMPORTERS.names() if _usable(name) and IMPORTERS[name].recognises(path)]
+    # A broken plugin must not stop the detection of logs that it does not read.
+    usable = filter(IMPORTERS.is_usable, IMPORTERS.names())
+    found = [name for name in usable if IMPORTERS[name].recognises(path)]
     if len(found) > 1:
         raise ConfigError(
             f"{path}: may be a log of {' or '.join(found)}; state which, or all, with --import "
             + " ".join(f"{name}:{path}" for name in found)
         )
     return found[0] if found else None
-
-
-def _usable(name: str) -> bool:
-    # A broken plugin must not stop the detection of logs that it does not read.
-    return IMPORTERS.origin(name) == "evalsuite" or IMPORTERS.problem(name) is None

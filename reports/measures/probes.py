@@ -24,7 +24,7 @@ from evalsuite.reports.figures.figure import Figure, Values
 from evalsuite.reports.figures.plots import Axis, Curve, Point, heatmap
 from evalsuite.reports.figures.small_multiples import small_multiples
 from evalsuite.reports.measure import MEASURES, Measure
-from evalsuite.reports.records.probes import SEGMENTS, read_probes
+from evalsuite.reports.records.probes import PROBE_FILE, SEGMENTS
 from evalsuite.reports.report import Report
 from evalsuite.reports.section import section
 from evalsuite.reports.statistics.intervals import Interval, student_quantile
@@ -90,7 +90,7 @@ def probe_rows(tensor: ResultTensor, frame: pd.DataFrame | None) -> list[ProbeRo
 
     Args:
         tensor: names the checkpoints.
-        frame: as `evalsuite.reports.records.probes.read_probes` returns it; None for no rows.
+        frame: as `evalsuite.reports.records.probes.PROBE_FILE` reads it; None for no rows.
     """
     if frame is None:
         return []
@@ -230,7 +230,7 @@ def probe_section(report: Report) -> list[Block]:
 
 def probes(report: Report) -> list[ProbeRow]:
     """Recurrent states while needles are read, per layer and segment."""
-    return probe_rows(report.tensor, read_probes(report.runs))
+    return probe_rows(report.tensor, PROBE_FILE.read_all(report.runs))
 
 
 def _label(report: Report, row: ProbeRow) -> str:

@@ -8,7 +8,6 @@ A checkpoint of a run whose weights are lost can be represented by other weights
 was trained again: their rows have a weights_id of their own and name the checkpoint in `same_recipe_as`.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -39,56 +38,17 @@ COLUMNS = {
 }
 KEY = ["weights_id", "bits", "teacher", "text", "source", "doc_id", "token_class", "positions"]
 _OPTIONAL = ("bits", "same_recipe_as", "token_class", "positions")
-_REQUIRED = [name for name in COLUMNS if name not in _OPTIONAL]
 _ROUNDING = 1e-4
 """A sum of KL divergences may be so much below zero by rounding."""
 
 
-def write_distances(run: Path, frame: pd.DataFrame) -> Path:
-    """Write distances to a run folder, atomically; rows of models that are measured again are replaced.
-
-    Args:
-        run: the folder.
-        frame: rows with the columns of `COLUMNS`; absent ones are null.
-
-    Raises:
-        DataError: invalid rows, here or in the file that is there.
-        RunFolderError: the folder cannot be written.
-    """
-    path = Path(run) / FILE
-    models = ["weights_id", "bits", "teacher", "text"]
-    if path.is_file():
-        known = read_distance_file(path)
-        new = pd.MultiIndex.from_frame(frame[models].astype(object).fillna(-1))
-        old = pd.MultiIndex.from_frame(known[models].astype(object).fillna(-1))
-        frame = pd.concat([known[~old.isin(new)], frame], ignore_index=True)
-    frame = frame.reindex(columns=list(COLUMNS)).astype(dict.fromkeys(_OPTIONAL, object))
-    frame = frame.sort_values(KEY, kind="stable", na_position="first")
-    return TABLE.write(path, frame)
-
-
-def read_distance_file(path: Path) -> pd.DataFrame:
-    """Read one file; see `COLUMNS`.
-
-    Raises:
-        DataError: a damaged file, another schema, a missing or extra column, or a value out of range.
-    """
-    return TABLE.read(path)
-
-
-def read_distances(runs: Sequence[Path]) -> pd.DataFrame | None:
-    """Read the distances of all runs; a model in several of them counts once. None without any.
-
-    Raises:
-        DataError: as `read_distance_file`.
-    """
-    return TABLE.read_all(runs)
+def _sorted(frame: pd.DataFrame) -> pd.DataFrame:
+    frame = frame.astype(dict.fromkeys(_OPTIONAL, object))
+    return frame.sort_values(KEY, kind="stable", na_position="first")
 
 
 def _check(table: pa.Table, path: Path) -> None:
-    """Raises DataError, naming the row, for a missing or impossible value, or a key that is there twice."""
-    for name in _REQUIRED:
-        refuse(path, table[name].is_null().to_numpy(), f"'{name}' is missing")
+    """Raises DataError, naming the row, for an impossible value, or a key that is there twice."""
     values = {name: table[name].to_numpy() for name in ("tokens", "kl", "agreement", "teacher_nll")}
     refuse(path, values["tokens"] < 1, "'tokens' is below 1")
     for name in ("kl", "teacher_nll"):
@@ -104,12 +64,15 @@ def _check(table: pa.Table, path: Path) -> None:
     refuse(path, repeated.to_numpy(), "the same model, document and group is there twice")
 
 
-TABLE = TableFile(
+DISTANCE_FILE = TableFile(
     name=FILE,
     what="distances",
     command="evalsuite distance",
     schema=SCHEMA,
     columns=COLUMNS,
+    optional=_OPTIONAL,
     key=KEY,
+    part=("weights_id", "bits", "teacher", "text"),
+    sort=_sorted,
     check=_check,
 )

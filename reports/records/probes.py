@@ -5,7 +5,6 @@ One row per checkpoint, document, layer, head and segment of the document, as
 question alone, with its attention mass on the needle's value.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -44,57 +43,17 @@ COLUMNS = {
 }
 DOCUMENT = ["weights_id", "benchmark", "context", "doc_id"]
 KEY = [*DOCUMENT, "layer", "head", "segment"]
-_OPTIONAL = {"log_decay", "slowest_log_decay", "beta", "write", "norm", "rank", "retained", "readout"}
+_OPTIONAL = ("log_decay", "slowest_log_decay", "beta", "write", "norm", "rank", "retained", "readout")
 _ROUNDING = 1e-4
 
 
-def write_probes(run: Path, frame: pd.DataFrame) -> Path:
-    """Write probes to a run folder, atomically.
-
-    Rows of a checkpoint, benchmark and context that are there are replaced.
-
-    Args:
-        run: the folder.
-        frame: rows with the columns of `COLUMNS`.
-
-    Raises:
-        DataError: invalid rows, here or in the file that is there.
-        RunFolderError: the folder cannot be written.
-    """
-    path = Path(run) / FILE
-    if path.is_file():
-        known = read_probe_file(path)
-        part = ["weights_id", "benchmark", "context"]
-        replaced = pd.MultiIndex.from_frame(known[part]).isin(pd.MultiIndex.from_frame(frame[part]))
-        frame = pd.concat([known[~replaced], frame], ignore_index=True)
+def _sorted(frame: pd.DataFrame) -> pd.DataFrame:
     order = frame["segment"].map({name: number for number, name in enumerate(SEGMENTS)})
-    frame = frame.assign(order=order).sort_values([*KEY[:-1], "order"], kind="stable")
-    return TABLE.write(path, frame)
-
-
-def read_probe_file(path: Path) -> pd.DataFrame:
-    """Read one file; see `COLUMNS`.
-
-    Raises:
-        DataError: a damaged file, another schema, a missing or extra column, or a value out of range.
-    """
-    return TABLE.read(path)
-
-
-def read_probes(runs: Sequence[Path]) -> pd.DataFrame | None:
-    """Read the probes of all runs; a document in several of them counts once. None without any.
-
-    Raises:
-        DataError: as `read_probe_file`.
-    """
-    return TABLE.read_all(runs)
+    return frame.assign(order=order).sort_values([*KEY[:-1], "order"], kind="stable")
 
 
 def _check(table: pa.Table, path: Path) -> None:
-    """Raises DataError, naming the row, for a missing or impossible value, or a key that is there twice."""
-    for name in COLUMNS:
-        if name not in _OPTIONAL:
-            refuse(path, table[name].is_null().to_numpy(), f"'{name}' is missing")
+    """Raises DataError, naming the row, for an impossible value, or a key that is there twice."""
     frame = table.to_pandas()
     refuse(path, ~frame["segment"].isin(SEGMENTS), f"'segment' is none of {', '.join(SEGMENTS)}")
     stateful = frame["norm"].notna()
@@ -133,12 +92,15 @@ def _check(table: pa.Table, path: Path) -> None:
         raise DataError(f"{path}: document {incomplete[0][3]}, layer {incomplete[0][4]}: heads are missing")
 
 
-TABLE = TableFile(
+PROBE_FILE = TableFile(
     name=FILE,
     what="probes",
     command="evalsuite probe",
     schema=SCHEMA,
     columns=COLUMNS,
+    optional=_OPTIONAL,
     key=KEY,
+    part=("weights_id", "benchmark", "context"),
+    sort=_sorted,
     check=_check,
 )

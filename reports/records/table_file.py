@@ -29,19 +29,31 @@ class TableFile:
     """What writes it."""
     schema: int
     columns: Mapping[str, pa.DataType]
+    optional: Sequence[str]
+    """Columns that may be null, or absent from new rows."""
     key: Sequence[str]
     """Columns that identify a row."""
+    part: Sequence[str]
+    """Columns whose values new rows replace all rows of."""
+    sort: Callable[[pd.DataFrame], pd.DataFrame]
     check: Callable[[pa.Table, Path], None]
     """Raises DataError for rows that cannot be; see `refuse`."""
 
-    def write(self, path: Path, frame: pd.DataFrame) -> Path:
-        """Write rows with these columns, atomically.
+    def add(self, run: Path, frame: pd.DataFrame) -> Path:
+        """Write rows to a run folder, atomically; those of the same `part` that are there are replaced.
 
         Raises:
-            DataError: invalid rows.
+            DataError: invalid rows, here or in the file that is there.
             RunFolderError: the folder cannot be written.
         """
-        write_bytes(path, self.pack(frame, path))
+        path = Path(run) / self.name
+        if path.is_file():
+            known, part = self.read(path), list(self.part)
+            new, old = (
+                pd.MultiIndex.from_frame(each[part].astype(object).fillna(-1)) for each in (frame, known)
+            )
+            frame = pd.concat([known[~old.isin(new)], frame], ignore_index=True)
+        write_bytes(path, self.pack(self.sort(frame.reindex(columns=list(self.columns))), path))
         return path
 
     def pack(self, frame: pd.DataFrame, path: Path, compression_level: int | None = None) -> bytes:
@@ -52,7 +64,7 @@ class TableFile:
         """
         columns = [pa.array(frame[name], kind, from_pandas=True) for name, kind in self.columns.items()]
         table = pa.table(dict(zip(self.columns, columns, strict=True)))
-        self.check(table, path)
+        self._check(table, path)
         buffer = io.BytesIO()
         metadata = {METADATA: json.dumps({"schema": self.schema})}
         table = table.replace_schema_metadata(metadata)
@@ -80,8 +92,14 @@ class TableFile:
                 raise DataError(f"{path}: column '{name}' is missing or not of type {kind}")
         if extra := sorted(set(table.column_names) - set(self.columns)):
             raise DataError(f"{path}: column '{extra[0]}' is unknown")
-        self.check(table, path)
+        self._check(table, path)
         return table.to_pandas()
+
+    def _check(self, table: pa.Table, path: Path) -> None:
+        for name in self.columns:
+            if name not in self.optional:
+                refuse(path, table[name].is_null().to_numpy(), f"'{name}' is missing")
+        self.check(table, path)
 
     def read_all(self, runs: Sequence[Path]) -> pd.DataFrame | None:
         """Read the files of all runs; a row in several of them counts once. None without any file.

@@ -2,13 +2,18 @@
 
 import argparse
 import json
-import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from evalsuite.cli.options import add_executor_options, add_quiet, named_values
+from evalsuite.cli.options import (
+    add_executor_options,
+    add_quiet,
+    add_recipe_options,
+    executor_arguments,
+    set_recipe_data,
+)
 from evalsuite.cli.parser import command
 from evalsuite.foundation import ConfigError, DataError
 
@@ -28,20 +33,12 @@ def add(commands: argparse._SubParsersAction) -> None:
             "  evalsuite distill smollm2-135m-instruct --variants all --data ./data --out students"
         ),
     )
-    parser.add_argument("recipe", help="a name from `evalsuite show recipes`, or a YAML file")
+    add_recipe_options(parser)
     parser.add_argument(
         "--mixer",
         nargs="+",
         metavar="M",
         help="mixers or named students, instead of the recipe's; variants that name their own keep them",
-    )
-    parser.add_argument(
-        "--set",
-        nargs="+",
-        default=[],
-        metavar="KEY=VALUE",
-        dest="overrides",
-        help="override recipe fields, e.g. stages.kd.lr=1e-3 seed=2",
     )
     parser.add_argument(
         "--layers",
@@ -58,7 +55,6 @@ def add(commands: argparse._SubParsersAction) -> None:
         metavar="V",
         help="also train these variants of the recipe (or all), each in OUT/variants/V",
     )
-    parser.add_argument("--data", type=Path, metavar="DIR", help="value of $EVALSUITE_DATA in the recipe")
     parser.add_argument("--out", type=Path, help="folder for the checkpoints; repeat the command to resume")
     parser.add_argument(
         "--branch-from",
@@ -82,7 +78,6 @@ def add(commands: argparse._SubParsersAction) -> None:
         metavar="FILE",
         help="measure the kernel configurations that FILE lacks, and add them to it (minutes)",
     )
-    parser.add_argument("--device", help="cpu, cuda or cuda:1 (default: cuda if there is one)")
     add_executor_options(parser, "recipe and variants are distilled")
     parser.add_argument(
         "--dry-run", action="store_true", help="print tokens, FLOPs, memory and time, and exit"
@@ -104,9 +99,7 @@ def add(commands: argparse._SubParsersAction) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Distill, or print the cost of it."""
-
-    if arguments.data is not None:
-        os.environ["EVALSUITE_DATA"] = str(arguments.data)
+    set_recipe_data(arguments)
     chosen = recipes(arguments)
     if arguments.dry_run:
         from evalsuite.distill import dry_run
@@ -149,10 +142,11 @@ def run(arguments: argparse.Namespace) -> int:
         "autotune": arguments.autotune,
         "branch_from": arguments.branch_from,
     }
-    given = named_values(arguments.executor_args, "--executor-args", "num_workers=4")
     variants = [Variant(*each, arguments.out, options) for each in chosen]
     try:
-        for made in distill_variants(variants, open_executor(arguments.executor, given)):
+        for made in distill_variants(
+            variants, open_executor(arguments.executor, executor_arguments(arguments))
+        ):
             print(made)
     except KeyboardInterrupt as interrupt:
         from evalsuite.cli.interrupts import describe_interrupt

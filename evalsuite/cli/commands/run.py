@@ -12,8 +12,8 @@ from evalsuite.cli.options import (
     add_model_options,
     add_quiet,
     engine_arguments,
+    executor_arguments,
     given_options,
-    named_values,
     without_defaults,
 )
 from evalsuite.cli.parser import command
@@ -195,7 +195,7 @@ def run_config(arguments: argparse.Namespace) -> "RunConfig":
     if "engine_args" in options:
         options["engine_args"] = engine_arguments(arguments)
     if "executor_args" in options:
-        options["executor_args"] = named_values(options["executor_args"], "--executor-args", "num_workers=4")
+        options["executor_args"] = executor_arguments(arguments)
     if "config" in arguments:
         config = read_run_config(arguments.config, **options)
     elif "out" not in options:

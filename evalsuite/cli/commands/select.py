@@ -1,11 +1,10 @@
 """`evalsuite select`: select the layers of a teacher that stay softmax."""
 
 import argparse
-import os
 from pathlib import Path
 from typing import Any
 
-from evalsuite.cli.options import add_quiet
+from evalsuite.cli.options import add_quiet, add_recipe_options, set_recipe_data
 from evalsuite.cli.parser import command
 
 
@@ -20,7 +19,7 @@ def add(commands: argparse._SubParsersAction) -> None:
             "  evalsuite distill pocket --mixer gla --layers layers.json --out students"
         ),
     )
-    parser.add_argument("recipe", help="a name from `evalsuite show recipes`, or a YAML file")
+    add_recipe_options(parser)
     parser.add_argument(
         "--selector",
         metavar="NAME",
@@ -42,14 +41,6 @@ def add(commands: argparse._SubParsersAction) -> None:
         "--mixer", metavar="M", help="mixer of the other layers during the search, instead of the recipe's"
     )
     parser.add_argument(
-        "--set",
-        nargs="+",
-        default=[],
-        metavar="KEY=VALUE",
-        dest="overrides",
-        help="override recipe fields, as for distill",
-    )
-    parser.add_argument(
         "--option",
         nargs="+",
         default=[],
@@ -57,7 +48,6 @@ def add(commands: argparse._SubParsersAction) -> None:
         dest="options",
         help="options of the selector, such as held_out=64, and of ga_s2 tokens=300k snapshot_interval=10",
     )
-    parser.add_argument("--data", type=Path, metavar="DIR", help="value of $EVALSUITE_DATA in the recipe")
     parser.add_argument("--out", type=Path, required=True, help="JSON file; the same command resumes")
     parser.add_argument(
         "--work",
@@ -65,7 +55,6 @@ def add(commands: argparse._SubParsersAction) -> None:
         help="folder for the all-linear student and progress logs, shared by all selectors of a teacher "
         "(default: `work` in the folder of --out)",
     )
-    parser.add_argument("--device", help="cpu, cuda or cuda:1 (default: cuda if there is one)")
     add_quiet(parser)
     parser.set_defaults(call=run)
 
@@ -78,8 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
     from evalsuite.reports.page.standalone import selection_page
     from evalsuite.reports.records.sidecars import read_selection
 
-    if arguments.data is not None:
-        os.environ["EVALSUITE_DATA"] = str(arguments.data)
+    set_recipe_data(arguments)
     recipe = load_recipe(arguments.recipe, arguments.overrides)
     planned = recipe.selection
     name = arguments.selector or (planned.selector if planned else None)

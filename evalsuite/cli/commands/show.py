@@ -183,7 +183,7 @@ def show_selectors(arguments: argparse.Namespace) -> int:
     from evalsuite.distill.selection.selectors.fixed_sets import published_sets
 
     problems = {name: SELECTORS.problem(name) for name in SELECTORS}
-    usable = [name for name in SELECTORS if problems[name] is None or SELECTORS.origin(name) == "evalsuite"]
+    usable = list(filter(SELECTORS.is_usable, SELECTORS))
     usable.sort(key=lambda name: REQUIREMENTS.index(SELECTORS[name].requires))
     rows = [
         (name, each.requires, each.title(), each.source + plugin_origin(SELECTORS, name))

@@ -14,7 +14,7 @@ from evalsuite.models.checkpoints.positions import max_positions
 from evalsuite.models.checkpoints.tokenizers import tokenizer_parts
 from evalsuite.models.diagnostics.distance import compare_models
 from evalsuite.models.diagnostics.quantization import BITS, quantized
-from evalsuite.reports.records.distances import COLUMNS, write_distances
+from evalsuite.reports.records.distances import COLUMNS, DISTANCE_FILE
 
 
 def measure_distances(
@@ -75,12 +75,12 @@ def measure_distances(
                     "distances compare probabilities of tokens; scores and choices can be compared"
                 )
             frames.append(_compare(reference, student.model, parts, student.weights_id, None))
-            write_distances(run, frames[-1])
+            DISTANCE_FILE.add(run, frames[-1])
             bar.update(1)
         for bits in marks:
             rounded = quantized(reference.model, bits)
             frames.append(_compare(reference, rounded, parts, reference.weights_id, bits))
-            write_distances(run, frames[-1])
+            DISTANCE_FILE.add(run, frames[-1])
             bar.update(1)
     return pd.concat(frames, ignore_index=True)
 

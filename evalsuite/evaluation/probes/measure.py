@@ -15,7 +15,7 @@ from evalsuite.foundation import ConfigError, RunFolderError, progress
 from evalsuite.models.checkpoints.load import load_checkpoint
 from evalsuite.models.diagnostics.state_probe import DocumentProbe, LayerProbe, probe_states
 from evalsuite.models.mixers import MIXERS, RecurrentMixer
-from evalsuite.reports.records.probes import COLUMNS, FILE, SEGMENTS, read_probe_file, write_probes
+from evalsuite.reports.records.probes import COLUMNS, FILE, PROBE_FILE, SEGMENTS
 from evalsuite.reports.run import is_run_folder
 
 DEPTHS = (0.0, 25.0, 50.0, 75.0, 100.0)
@@ -123,7 +123,7 @@ def _known_documents(run: Path, dtype: str) -> dict[tuple[str, str, int], set[st
     path = Path(run) / FILE
     if not path.is_file():
         return {}
-    frame = read_probe_file(path)
+    frame = PROBE_FILE.read(path)
     frame = frame[frame["dtype"] == dtype]
     found: dict[tuple[str, str, int], set[str]] = {}
     documents = frame[["weights_id", "benchmark", "context", "doc_id"]].drop_duplicates()
@@ -180,7 +180,7 @@ def measure_probes(
                 rows += [about | row for row in _rows(probe)]
                 bar.update(1)
             frames.append(pd.DataFrame(rows)[list(COLUMNS)])
-            write_probes(run, frames[-1])
+            PROBE_FILE.add(run, frames[-1])
     return pd.concat(frames[1:] or frames, ignore_index=True)
 
 

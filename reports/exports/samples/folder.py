@@ -84,7 +84,7 @@ def _files(report: Report, folder: Path, redacted: bool) -> Iterator[tuple[str, 
     change = without_paths if redacted else str
     for name, data in merged_score_files(merged, report.tensor.selection, change):
         yield f"scores/{name}", data
-    for table in (distances.TABLE, probes.TABLE):
+    for table in (distances.DISTANCE_FILE, probes.PROBE_FILE):
         if (frame := _of_selected(table, merged)) is not None:
             yield table.name, table.pack(frame, folder / table.name, compression_level=19)
     for label, lines in _curve_lines(report.of(loss_curves)).items():

@@ -14,7 +14,7 @@ from evalsuite.reports.figures.figure import Figure, Values, color, figure, text
 from evalsuite.reports.measure import MEASURES, Measure
 from evalsuite.reports.measures.distances.rows import DistanceRow, answer_distance, distance_rows
 from evalsuite.reports.measures.leaderboard import Entry
-from evalsuite.reports.records.distances import ANSWERS, read_distances
+from evalsuite.reports.records.distances import ANSWERS, DISTANCE_FILE
 from evalsuite.reports.report import Report
 from evalsuite.reports.rules.evidence import NO_TEACHER, Evidence
 from evalsuite.reports.rules.measurement import Measurement, NotMeasured
@@ -244,7 +244,7 @@ DISTANCES: Table[DistanceRow] = Table(
 
 
 def _read(tensor: ResultTensor) -> pd.DataFrame | None:
-    return read_distances(tensor.merged.runs)
+    return DISTANCE_FILE.read_all(tensor.merged.runs)
 
 
 def kl(evidence: Evidence, rule: Rule, protocol: str | None, checkpoint: int) -> Measurement | NotMeasured:

@@ -70,7 +70,7 @@ def distance_rows(tensor: ResultTensor, frame: pd.DataFrame | None) -> list[Dist
 
     Args:
         tensor: names the checkpoints.
-        frame: as `evalsuite.reports.records.distances.read_distances` returns it; None for no rows.
+        frame: as `evalsuite.reports.records.distances.DISTANCE_FILE` reads it; None for no rows.
     """
     if frame is None:
         return []

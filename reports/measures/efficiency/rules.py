@@ -32,6 +32,12 @@ def _measured(tensor: ResultTensor) -> list[EfficiencyRow]:
     return read_efficiency(tensor.merged.runs)
 
 
+def _by_setting(tensor: ResultTensor) -> list[list[EfficiencyRow]]:
+    """The measurements of each setting, that of most of them first."""
+    rows = _measured(tensor)
+    return [[row for row in rows if setting(row) == where] for where in settings(rows)]
+
+
 def _ratio_of(quantity: Quantity) -> Measured:
     """Measure teacher ÷ student in a quantity at the rule's context."""
 
@@ -42,8 +48,7 @@ def _ratio_of(quantity: Quantity) -> Measured:
         if teacher is None:
             return NO_TEACHER
         own, other = (evidence.tensor.checkpoints[i].weights_id for i in (checkpoint, teacher))
-        for where in settings(evidence.of(_measured)):
-            rows = [row for row in evidence.of(_measured) if setting(row) == where]
+        for rows in evidence.of(_by_setting):
             for each in ratios(rows, own, other, quantity):
                 if each.context == rule.context:
                     return _measurement(each.point, each.low, each.high, _repeats(rows))
@@ -59,8 +64,7 @@ def _value_of(quantity: Quantity, scale: float = 1.0) -> Measured:
         evidence: Evidence, rule: Rule, protocol: str | None, checkpoint: int
     ) -> Measurement | NotMeasured:
         identifier = evidence.tensor.checkpoints[checkpoint].weights_id
-        for where in settings(evidence.of(_measured)):
-            rows = [row for row in evidence.of(_measured) if setting(row) == where]
+        for rows in evidence.of(_by_setting):
             found = by_context(rows, identifier, quantity).get(rule.context or 0)
             if found is not None:
                 return _measurement(

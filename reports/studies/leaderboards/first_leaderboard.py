@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from evalsuite.reports.records.distances import ANSWERS, write_distances
+from evalsuite.reports.records.distances import ANSWERS, DISTANCE_FILE
 from evalsuite.reports.run import read_manifest
 from evalsuite.reports.studies.leaderboards.leaderboard_numbers import FIRST, RESULTS
 
@@ -81,7 +81,7 @@ def main() -> None:
     parser.add_argument("run", type=Path, help="a folder that does not exist yet")
     run = parser.parse_args().run
     shutil.copytree(FIRST / "samples", run)
-    write_distances(run, distances_of(run))
+    DISTANCE_FILE.add(run, distances_of(run))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from evalsuite.foundation import ConfigError, DataError, RunFolderError
 from evalsuite.models import load_checkpoint
 from evalsuite.models.diagnostics.quantization import BITS, quantized
 from evalsuite.reports.measures.distances import distance_of, distances
-from evalsuite.reports.records.distances import FILE, read_distance_file
+from evalsuite.reports.records.distances import DISTANCE_FILE, FILE
 from evalsuite.reports.report import build_report
 
 SUITE = """\
@@ -63,7 +63,7 @@ def test_a_rounded_student_lies_on_its_mark_of_the_yardstick(run: Path, student:
     measured = measure_distances(
         run, [str(student)], "pocket", texts=[f"world={text}"], yardstick=True, device="cpu", quiet=True
     )
-    frame = read_distance_file(run / FILE)
+    frame = DISTANCE_FILE.read(run / FILE)
     assert len(frame) == len(measured)
     assert set(frame["text"]) == {"answers", "world"}
     assert set(frame[frame["text"] == "answers"]["source"]) == {"pocket_facts", "pocket_cloze"}
@@ -128,7 +128,7 @@ def test_the_command_prints_and_writes_the_distances(
     (run / FILE).unlink(missing_ok=True)
     assert main(["distance", str(student), "--teacher", "pocket", "--out", str(run), "--quiet"]) == 0
     printed = capsys.readouterr().out
-    frame = read_distance_file(run / FILE)
+    frame = DISTANCE_FILE.read(run / FILE)
     kl = frame["kl"].sum() / frame["tokens"].sum()
     weights_id = frame["weights_id"].iloc[0]
     assert f"answers: {weights_id}: KL {kl:.4f} nats per token" in printed

@@ -14,7 +14,7 @@ from evalsuite.evaluation.probes.haystacks import draw_haystacks, locate, needle
 from evalsuite.evaluation.probes.measure import measure_probes, plan_probes
 from evalsuite.foundation import ConfigError, DataError, RunFolderError
 from evalsuite.models import build_student, load_checkpoint
-from evalsuite.reports.records.probes import FILE, read_probe_file
+from evalsuite.reports.records.probes import FILE, PROBE_FILE
 from evalsuite.tasks.benchmark import BENCHMARKS
 from evalsuite.tasks.generator import GENERATORS, Generator, NeedleMarks, RowRequest
 
@@ -81,7 +81,7 @@ def test_the_command_writes_records_that_the_page_shows(
     printed = capsys.readouterr().out
     assert "pure at 128 tokens: 0 of 4 needles found" in printed
     assert "layers 1: softmax, attention mass only" in printed
-    frame = read_probe_file(run / FILE)
+    frame = PROBE_FILE.read(run / FILE)
     labels = {str(load_checkpoint(path).weights_id): name for name, path in students.items()}
     frame = frame.assign(label=frame["weights_id"].map(labels))
     # 4 documents × 4 heads × 4 segments in recurrent layers, the question alone in the softmax layer.
@@ -108,7 +108,7 @@ def test_the_command_writes_records_that_the_page_shows(
     assert "nothing to do" in capsys.readouterr().out
     assert (run / FILE).read_bytes() == before
     assert main([*command, *options("--lengths", "144")]) == 0
-    assert set(read_probe_file(run / FILE)["context"]) == {128, 144}
+    assert set(PROBE_FILE.read(run / FILE)["context"]) == {128, 144}
 
 
 def test_other_documents_replace_those_of_a_length(run: Path, students: dict[str, Path]) -> None:
@@ -127,7 +127,7 @@ def test_other_documents_replace_those_of_a_length(run: Path, students: dict[str
 
     first, second = measure(0), measure(1)
     assert not set(first["doc_id"]) & set(second["doc_id"])
-    assert set(read_probe_file(run / FILE)["doc_id"]) == set(second["doc_id"])
+    assert set(PROBE_FILE.read(run / FILE)["doc_id"]) == set(second["doc_id"])
 
 
 @pytest.mark.parametrize("name", ["pocket_niah_single_1", "pocket_niah_single_3", "niah_single_1"])

@@ -22,7 +22,7 @@ from evalsuite.reports.exports.formats import export
 from evalsuite.reports.exports.loss_statement import _changed
 from evalsuite.reports.imports import import_logs
 from evalsuite.reports.measures.distances import distance_of
-from evalsuite.reports.records.distances import write_distances
+from evalsuite.reports.records.distances import DISTANCE_FILE
 from evalsuite.reports.report import Report, build_report
 from evalsuite.reports.run import HubDataset, read_manifest, write_manifest
 from tests.reports.conftest import SyntheticBenchmark, SyntheticCheckpoint, make_run
@@ -161,7 +161,7 @@ def test_distances_are_stated_if_they_were_measured(run: Path, tmp_path: Path) -
         for weights, bits, kl in ((student, None, 0.09), (teacher, 8, 0.001), (teacher, 4, 0.1))
         for document in range(20)
     ]
-    write_distances(run, pd.DataFrame(rows))
+    DISTANCE_FILE.add(run, pd.DataFrame(rows))
     (path,) = export([run], "model-card", tmp_path / "with").files
     row = distance_of(build_report([run]), 1)
     assert row is not None

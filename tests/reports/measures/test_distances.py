@@ -15,7 +15,7 @@ from evalsuite.reports.measures.distances import DISTANCES, distance_of
 from evalsuite.reports.measures.distances.rows import DistanceRow, distance_rows
 from evalsuite.reports.measures.leaderboard import Entry, leaderboard
 from evalsuite.reports.records.distances import COLUMNS as FIELDS
-from evalsuite.reports.records.distances import FILE, read_distance_file, read_distances, write_distances
+from evalsuite.reports.records.distances import DISTANCE_FILE, FILE
 from evalsuite.reports.report import build_report
 from evalsuite.reports.run import read_manifest
 from evalsuite.reports.statistics.yardstick import equivalent_bits
@@ -87,8 +87,8 @@ def find(rows: list[DistanceRow], **wanted: object) -> DistanceRow:
 def test_sums_per_document_give_the_published_table(tmp_path: Path) -> None:
     small = ("arc_challenge", "mmlu", "winogrande")
     frame = published(small)
-    write_distances(tmp_path, frame)
-    rows = distance_rows(tensor_of("teacher", *STUDENTS), read_distances([tmp_path]))
+    DISTANCE_FILE.add(tmp_path, frame)
+    rows = distance_rows(tensor_of("teacher", *STUDENTS), DISTANCE_FILE.read_all([tmp_path]))
     sums = pd.read_parquet(RESULTS / "answers.parquet")
     for number, name in enumerate(STUDENTS, 1):
         row = find(rows, checkpoint=number, kind="all")
@@ -196,7 +196,7 @@ def test_weights_trained_again_are_marked_and_do_not_pass_the_gate(small_run: Pa
     documents = [f"d{i}" for i in range(50)]
     for weights_id, original in ((ids["strong"], None), ("weak again", ids["weak"])):
         rows = frame_of(doc_id=documents, kl=0.4, weights_id=weights_id, same_recipe_as=original)
-        write_distances(run, rows.assign(teacher=ids["teacher"]))
+        DISTANCE_FILE.add(run, rows.assign(teacher=ids["teacher"]))
     report = build_report([run])
     column = report.of(leaderboard)[0].column
     entries = [Entry.of(report, report.average(i, "loglikelihood")) for i in (1, 2)]
@@ -224,7 +224,9 @@ def test_report_columns_and_gate_read_the_run_folder(small_run: Path, tmp_path: 
     for label, level in (("strong", 0.1), ("weak", 0.9)):
         kl = 4 * level * (1 + 0.2 * rng.standard_normal(50))
         documents = [f"d{i}" for i in range(50)]
-        write_distances(run, frame_of(doc_id=documents, kl=kl, weights_id=ids[label], teacher=ids["teacher"]))
+        DISTANCE_FILE.add(
+            run, frame_of(doc_id=documents, kl=kl, weights_id=ids[label], teacher=ids["teacher"])
+        )
     report = build_report([run])
     weak = distance_of(report, 2)
     assert weak.kl.point == pytest.approx(0.9, abs=0.1)
@@ -254,10 +256,10 @@ def test_report_columns_and_gate_read_the_run_folder(small_run: Path, tmp_path: 
 
 
 def test_a_model_that_is_measured_again_replaces_its_rows(tmp_path: Path) -> None:
-    write_distances(tmp_path, frame_of(doc_id=["a", "b"], kl=1.0))
-    write_distances(tmp_path, frame_of(doc_id=["a", "b"], kl=1.0, weights_id="other"))
-    write_distances(tmp_path, frame_of(doc_id=["a"], kl=3.0))
-    frame = read_distance_file(tmp_path / FILE)
+    DISTANCE_FILE.add(tmp_path, frame_of(doc_id=["a", "b"], kl=1.0))
+    DISTANCE_FILE.add(tmp_path, frame_of(doc_id=["a", "b"], kl=1.0, weights_id="other"))
+    DISTANCE_FILE.add(tmp_path, frame_of(doc_id=["a"], kl=3.0))
+    frame = DISTANCE_FILE.read(tmp_path / FILE)
     assert frame.groupby("weights_id")["kl"].apply(list).to_dict() == {"other": [1.0, 1.0], "s": [3.0]}
 
 
@@ -276,15 +278,15 @@ def test_a_model_that_is_measured_again_replaces_its_rows(tmp_path: Path) -> Non
 )
 def test_impossible_rows_are_refused(tmp_path: Path, change: dict[str, object], message: str) -> None:
     with pytest.raises(DataError, match=message):
-        write_distances(tmp_path, frame_of(**({"doc_id": ["a", "b"]} | change)))
+        DISTANCE_FILE.add(tmp_path, frame_of(**({"doc_id": ["a", "b"]} | change)))
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / FILE
     path.write_bytes(b"no parquet")
     with pytest.raises(DataError, match="not a file of distances"):
-        read_distances([tmp_path])
+        DISTANCE_FILE.read_all([tmp_path])
     frame_of(doc_id=["a"]).to_parquet(path)
     with pytest.raises(DataError, match="not a file of distances"):
-        read_distances([tmp_path])
-    assert read_distances([tmp_path / "nowhere"]) is None
+        DISTANCE_FILE.read_all([tmp_path])
+    assert DISTANCE_FILE.read_all([tmp_path / "nowhere"]) is None

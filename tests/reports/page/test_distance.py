@@ -8,7 +8,7 @@ import pytest
 
 from evalsuite.reports import compare
 from evalsuite.reports.measures.distances import distance_of, distances
-from evalsuite.reports.records.distances import write_distances
+from evalsuite.reports.records.distances import DISTANCE_FILE
 from evalsuite.reports.run import read_manifest
 from tests.reports.page.test_sections import Sections
 
@@ -44,7 +44,7 @@ def test_students_stand_between_roundings_of_the_teacher(small_run: Path, tmp_pa
         for positions in every
         for document in range(20)
     ]
-    write_distances(run, pd.DataFrame(rows))
+    DISTANCE_FILE.add(run, pd.DataFrame(rows))
     comparison = compare([run], tmp_path / "out", samples=False)
     page = Sections(comparison.page.read_text())
     figures = page.figures["distance"]

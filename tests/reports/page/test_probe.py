@@ -10,7 +10,7 @@ import pytest
 
 from evalsuite.reports import compare
 from evalsuite.reports.measures.probes import ProbeRow, probes
-from evalsuite.reports.records.probes import FILE, SEGMENTS, read_probe_file, write_probes
+from evalsuite.reports.records.probes import FILE, PROBE_FILE, SEGMENTS
 from evalsuite.reports.run import read_manifest
 from tests.reports.page.test_sections import Sections
 
@@ -67,7 +67,7 @@ def run(small_run: Path, tmp_path: Path) -> Path:
         for number in range(DOCUMENTS)
         for row in document(weights_id, number, keeps=keeps)
     ]
-    write_probes(run, pd.DataFrame(rows))
+    PROBE_FILE.add(run, pd.DataFrame(rows))
     return run
 
 
@@ -139,11 +139,11 @@ def test_the_section_shows_every_student(run: Path, tmp_path: Path) -> None:
 
 def test_a_state_without_decay_has_no_half_life(run: Path, tmp_path: Path) -> None:
     """Its student stays in the legend, so that colors are the same in every figure."""
-    rows = read_probe_file(run / FILE)
+    rows = PROBE_FILE.read(run / FILE)
     strong = read_manifest(run).checkpoints[1].weights_id
     kept = (rows["weights_id"] == strong) & (rows["layer"] == 0)
     rows.loc[kept, ["log_decay", "slowest_log_decay"]] = 0.0
-    write_probes(run, rows)
+    PROBE_FILE.add(run, rows)
     comparison = compare([run], tmp_path / "out", samples=False)
     row = next(r for r in comparison.report.of(probes) if (r.checkpoint, r.layer) == (1, 0))
     assert row.half_life.why == row.longest_half_life.why == "the state does not decay"

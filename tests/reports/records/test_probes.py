@@ -13,11 +13,9 @@ from evalsuite.foundation import DataError
 from evalsuite.reports.records.probes import (
     COLUMNS,
     FILE,
+    PROBE_FILE,
     SCHEMA,
     SEGMENTS,
-    read_probe_file,
-    read_probes,
-    write_probes,
 )
 from evalsuite.reports.records.table_file import METADATA
 
@@ -61,24 +59,24 @@ def rows(weights_id: str = "a", *, context: int = 512, doc_id: str = "d", rank: 
 
 
 def test_parts_are_replaced_and_everything_else_stays(tmp_path: Path) -> None:
-    write_probes(tmp_path, pd.concat([rows("a"), rows("b"), rows("a", context=1024)]))
-    write_probes(tmp_path, rows("a", doc_id="other", rank=3.0))
-    frame = read_probe_file(tmp_path / FILE)
+    PROBE_FILE.add(tmp_path, pd.concat([rows("a"), rows("b"), rows("a", context=1024)]))
+    PROBE_FILE.add(tmp_path, rows("a", doc_id="other", rank=3.0))
+    frame = PROBE_FILE.read(tmp_path / FILE)
     counts = frame.groupby(["weights_id", "context", "doc_id"]).size().to_dict()
     assert counts == {("a", 512, "other"): 9, ("a", 1024, "d"): 9, ("b", 512, "d"): 9}
     first = frame[(frame["weights_id"] == "a") & (frame["context"] == 512) & (frame["layer"] == 0)]
     assert list(first["segment"][:4]) == list(SEGMENTS)
     assert (first["rank"] == 3.0).all()
-    assert (tmp_path / FILE).read_bytes() == write_probes(tmp_path, rows("b")).read_bytes()
+    assert (tmp_path / FILE).read_bytes() == PROBE_FILE.add(tmp_path, rows("b")).read_bytes()
 
 
 def test_a_document_in_two_runs_counts_once(tmp_path: Path) -> None:
     for name, frame in (("one", rows()), ("two", pd.concat([rows(), rows("b")]))):
         (tmp_path / name).mkdir()
-        write_probes(tmp_path / name, frame)
-    frame = read_probes([tmp_path / "one", tmp_path / "two", tmp_path])
+        PROBE_FILE.add(tmp_path / name, frame)
+    frame = PROBE_FILE.read_all([tmp_path / "one", tmp_path / "two", tmp_path])
     assert len(frame) == 18
-    assert read_probes([tmp_path]) is None
+    assert PROBE_FILE.read_all([tmp_path]) is None
 
 
 @pytest.mark.parametrize(
@@ -103,23 +101,23 @@ def test_impossible_rows_are_refused_by_writer_and_reader(
     frame[column] = frame[column].astype(object)
     frame.loc[0, column] = value
     with pytest.raises(DataError, match=f"{FILE}, row"):
-        write_probes(tmp_path, frame)
-    write_probes(tmp_path, rows())
+        PROBE_FILE.add(tmp_path, frame)
+    PROBE_FILE.add(tmp_path, rows())
     table = pq.read_table(tmp_path / FILE)
     columns = [pa.array(frame[name], kind, from_pandas=True) for name, kind in COLUMNS.items()]
     damaged = pa.table(dict(zip(COLUMNS, columns, strict=True)))
     pq.write_table(damaged.replace_schema_metadata(table.schema.metadata), tmp_path / FILE)
     with pytest.raises(DataError, match=reason):
-        read_probe_file(tmp_path / FILE)
+        PROBE_FILE.read(tmp_path / FILE)
 
 
 def test_a_document_without_one_of_its_heads_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"probes.parquet: document d, layer 0: heads are missing"):
-        write_probes(tmp_path, rows().drop(index=2))
+        PROBE_FILE.add(tmp_path, rows().drop(index=2))
 
 
 def test_damaged_files_are_refused(tmp_path: Path) -> None:
-    path = write_probes(tmp_path, rows())
+    path = PROBE_FILE.add(tmp_path, rows())
     table = pq.read_table(path)
     newer = {METADATA: json.dumps({"schema": SCHEMA + 1})}
     for changed, reason in (
@@ -130,7 +128,7 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
     ):
         pq.write_table(changed, path)
         with pytest.raises(DataError, match=reason):
-            read_probe_file(path)
+            PROBE_FILE.read(path)
     path.write_bytes(path.read_bytes()[:200])
     with pytest.raises(DataError, match=r"not a file of probes .* repeat `evalsuite probe`"):
-        read_probe_file(path)
+        PROBE_FILE.read(path)

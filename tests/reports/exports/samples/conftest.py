@@ -16,9 +16,9 @@ from evalsuite.foundation import append_jsonl
 from evalsuite.reports import measures
 from evalsuite.reports.exports.redact import redact
 from evalsuite.reports.exports.samples.folder import export_samples
-from evalsuite.reports.records.distances import write_distances
+from evalsuite.reports.records.distances import DISTANCE_FILE
 from evalsuite.reports.records.loss_curves import loss_curve_path
-from evalsuite.reports.records.probes import SEGMENTS, write_probes
+from evalsuite.reports.records.probes import PROBE_FILE, SEGMENTS
 from evalsuite.reports.records.run_selection import RunSelection
 from evalsuite.reports.report import build_report
 from evalsuite.reports.run import read_manifest, write_environment, write_manifest
@@ -181,7 +181,7 @@ def _write_sidecars(run: Path) -> None:
         for step in range(1, 4):
             line = {"stage": "kd", "tokens": 10 * step, "loss": 1 / step, "host": f"{HOME}"}
             append_jsonl(curve, [line | ({"validation_kl": 0.1 / step} if step > 1 else {})])
-    write_distances(
+    DISTANCE_FILE.add(
         run,
         pd.DataFrame(
             {
@@ -200,7 +200,7 @@ def _write_sidecars(run: Path) -> None:
             for document in range(10)
         ),
     )
-    write_probes(run, pd.DataFrame(row for each in students for row in _probes(each.weights_id)))
+    PROBE_FILE.add(run, pd.DataFrame(row for each in students for row in _probes(each.weights_id)))
 
 
 def _probes(weights_id: str) -> list[dict[str, Any]]:
