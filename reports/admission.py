@@ -111,25 +111,21 @@ def decide(
         metrics: protocol → its main metric.
         rule: the rule.
     """
+
+    def refused(why: str) -> AdmissionDecision:
+        return AdmissionDecision(benchmark=benchmark, title=title, protocols=(), why=why)
+
     missing = [PROTOCOL_TITLES[name] for name in PROTOCOLS if not rows.get(name)]
     if missing:
-        return AdmissionDecision(
-            benchmark=benchmark, title=title, protocols=(), why=f"no scores under {' and '.join(missing)}"
-        )
+        return refused(f"no scores under {' and '.join(missing)}")
     common = set.intersection(*({row["doc_id"] for row in rows[name]} for name in PROTOCOLS))
     if len(common) < rule.min_documents:
-        return AdmissionDecision(
-            benchmark=benchmark,
-            title=title,
-            protocols=(),
-            why=f"{len(common):,} documents have both protocols (at least {rule.min_documents:,} needed)",
+        return refused(
+            f"{len(common):,} documents have both protocols (at least {rule.min_documents:,} needed)"
         )
     if lower := [name for name in PROTOCOLS if metrics[name] in PERPLEXITIES]:
-        return AdmissionDecision(
-            benchmark=benchmark,
-            title=title,
-            protocols=(),
-            why=f"its metric under {PROTOCOL_TITLES[lower[0]]} is a perplexity, which no answer can have",
+        return refused(
+            f"its metric under {PROTOCOL_TITLES[lower[0]]} is a perplexity, which no answer can have"
         )
     by_document = {name: _by_document(rows[name], common) for name in PROTOCOLS}
     right = {doc_id: _texts(found[0]) for doc_id, found in by_document["generation"].items()}

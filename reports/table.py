@@ -151,6 +151,11 @@ class Column(Generic[Row]):
         return show(self._scale * value, self.digits)
 
 
+def percentage(name: str, title: str = "", hint: str = "", **how: Any) -> Column[Any]:
+    """A column of estimates, fractions that tables show in percent."""
+    return Column(name, title, hint, kind="estimate", unit="percent", **how)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table(Generic[Row]):
     """Rows of a report and how they are shown."""

@@ -182,16 +182,9 @@ def _result(
     rule, protocol, _ = task
     if isinstance(found, NotMeasured) or decision is None:
         return unmeasured(rule, protocol, label, found.why if isinstance(found, NotMeasured) else "")
-    return RuleResult(
-        name=rule.title(protocol),
-        checkpoint=label,
-        metric=rule.metric,
-        protocol=protocol,
+    return replace(
+        unmeasured(rule, protocol, label, ""),
         outcome=decision.outcome,
-        threshold=rule.threshold,
-        at_least=rule.kind.bound == "min",
-        gain=rule.gain,
-        unit=rule.kind.unit,
         point=found.point,
         low=decision.low,
         high=decision.high,

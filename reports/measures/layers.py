@@ -20,7 +20,7 @@ from evalsuite.reports.records.sidecars import Selection, read_selections
 from evalsuite.reports.report import Report
 from evalsuite.reports.section import section
 from evalsuite.reports.statistics.agreement import WINDOW, stability
-from evalsuite.reports.table import CSV, Column, Table, Value, label_of
+from evalsuite.reports.table import CSV, Column, Table, Value, label_of, percentage
 
 STABLE = 0.9
 """Mean Jaccard similarity above which the paper on KL-guided layer selection calls a selection stable."""
@@ -103,9 +103,7 @@ LAYERS: Table[int] = Table(
             unit="text",
             outputs=CSV,
         ),
-        Column(
-            "recovery", value=_recovery, kind="estimate", unit="percent", css=lambda report, row: "strong"
-        ),
+        percentage("recovery", value=_recovery, css=lambda report, row: "strong"),
     ),
     json_rows=lambda report: LAYERS.cells(report),
 )

@@ -20,6 +20,7 @@ from evalsuite.reports.table import (
     Table,
     Value,
     label_of,
+    percentage,
     teacher_of,
 )
 
@@ -94,7 +95,7 @@ COLUMNS: tuple[Column[Entry], ...] = (
         better="lower",
         outputs=CSV,
     ),
-    Column(
+    percentage(
         "informative_recovery",
         title="recovery",
         hint="Student ÷ teacher over the informative benchmarks: the teacher is above chance and, under "
@@ -102,41 +103,33 @@ COLUMNS: tuple[Column[Entry], ...] = (
         value=lambda report, entry: entry.leading.recovery if entry.is_student else None,
         outputs=TABLES,
         per_protocol=True,
-        kind="estimate",
-        unit="percent",
         better="higher",
     ),
-    Column(
+    percentage(
         "informative_share_of_lead",
         title="share of the lead",
         hint="(student − chance) ÷ (teacher − chance) over the informative benchmarks.",
         value=lambda report, entry: entry.leading.chance_normalized_recovery if entry.is_student else None,
         outputs=("markdown", "terminal"),
         per_protocol=True,
-        kind="estimate",
-        unit="percent",
         better="higher",
     ),
-    Column(
+    percentage(
         "recovery",
         title="recovery, all",
         hint="Student ÷ teacher, ratio of macro averages over all benchmarks.",
         value=lambda report, entry: entry.average.recovery,
         outputs=EVERYWHERE,
         with_interval=False,
-        kind="estimate",
-        unit="percent",
         better="higher",
     ),
-    Column(
+    percentage(
         "chance_normalized_recovery",
         title="share of the lead",
         hint="(student − chance) ÷ (teacher − chance): what is left of the teacher's lead over guessing, "
         "which a plain recovery overstates.",
         value=lambda report, entry: entry.average.chance_normalized_recovery,
         outputs=("csv", "page"),
-        kind="estimate",
-        unit="percent",
         better="higher",
     ),
     Column(
@@ -192,15 +185,13 @@ COLUMNS: tuple[Column[Entry], ...] = (
         outputs=CSV,
         better="higher",
     ),
-    Column(
+    percentage(
         "capped_recovery",
         title="capped",
         hint="Recovery in which no benchmark counts above its teacher.",
         value=lambda report, entry: entry.average.capped_recovery,
         outputs=("csv", "page"),
         with_interval=False,
-        kind="estimate",
-        unit="percent",
         better="higher",
     ),
     Column(

@@ -27,7 +27,7 @@ from evalsuite.reports.measure import MEASURES, Measure
 from evalsuite.reports.records.merging import CellKey
 from evalsuite.reports.report import Report, resampled
 from evalsuite.reports.section import section
-from evalsuite.reports.table import Column, Table, label_column, teacher_column, weights_column
+from evalsuite.reports.table import Column, Table, label_column, percentage, teacher_column, weights_column
 
 MIN_STUDENTS = 5
 """A rank correlation of fewer students is noise."""
@@ -509,8 +509,8 @@ RECALL: Table[RecallRow] = Table(
         Column("tasks", value=lambda report, row: " ".join(row.tasks), unit="text"),
         Column("missing", value=lambda report, row: " ".join(row.missing), unit="text"),
         Column("documents"),
-        Column("score", kind="estimate", unit="percent"),
-        Column("recovery", kind="estimate", unit="percent"),
+        percentage("score"),
+        percentage("recovery"),
     ),
 )
 MEASURES.add("recall", Measure(tables=(RECALL,), json={"recall_correlations": correlations}))

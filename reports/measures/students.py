@@ -18,7 +18,15 @@ from evalsuite.reports.measures.distances import distance_of, kl_column
 from evalsuite.reports.measures.efficiency import ratio_column
 from evalsuite.reports.measures.recall import RecallRow, against_recovery, recall
 from evalsuite.reports.report import Report
-from evalsuite.reports.table import CSV, Column, Table, label_column, teacher_column, weights_column
+from evalsuite.reports.table import (
+    CSV,
+    Column,
+    Table,
+    label_column,
+    percentage,
+    teacher_column,
+    weights_column,
+)
 
 BAR = 0.9
 """Share of the teacher's lead that the default policy demands in every way."""
@@ -145,13 +153,11 @@ def _row(
 
 
 def _share(way: str, title: str, hint: str) -> Column[StudentRow]:
-    return Column(
+    return percentage(
         way,
         title,
         hint,
         value=lambda report, row: row.shares.get(way),
-        kind="estimate",
-        unit="percent",
         better="higher",
     )
 
@@ -201,12 +207,10 @@ STUDENTS: Table[StudentRow] = Table(
             about=_gained,
             css=lambda report, row: _CSS[row.verdict],
         ),
-        Column(
+        percentage(
             "worst",
             "lowest share",
             "The lowest of the shares to the right; the table is sorted by it.",
-            kind="estimate",
-            unit="percent",
             better="higher",
             about=lambda report, row: row.name(row.worst_way) if row.worst_way else "",
         ),

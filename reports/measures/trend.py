@@ -6,7 +6,7 @@ from itertools import pairwise
 from evalsuite.reports import formatting
 from evalsuite.reports.measure import MEASURES, Measure
 from evalsuite.reports.report import Report
-from evalsuite.reports.table import CSV, Column, Table, Value, label_of
+from evalsuite.reports.table import CSV, Column, Table, Value, label_of, percentage
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ TREND: Table[Point] = Table(
             unit="text",
         ),
         Column("run", value=lambda report, row: report.tensor.merged.runs[row.run].name, unit="text"),
-        Column("recovery", value=_recovery, kind="estimate", unit="percent"),
+        percentage("recovery", value=_recovery),
         Column(
             "change",
             hint="Of recovery since the run before, without a test: the gate's `regression` makes one, on "

@@ -31,7 +31,16 @@ from evalsuite.reports.rules.measurement import Measurement, NotMeasured
 from evalsuite.reports.rules.metric import Measured, RuleMetric
 from evalsuite.reports.rules.rule import Rule
 from evalsuite.reports.statistics.power import retained_margin
-from evalsuite.reports.table import CSV, Column, Table, Value, label_column, teacher_column, weights_column
+from evalsuite.reports.table import (
+    CSV,
+    Column,
+    Table,
+    Value,
+    label_column,
+    percentage,
+    teacher_column,
+    weights_column,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,7 +313,7 @@ AGREEMENT: Table[AgreementRow] = Table(
         Column("scope", unit="text"),
         Column("benchmarks", value=lambda report, row: " ".join(row.benchmarks), unit="text"),
         Column("documents"),
-        *(Column(name, kind="estimate", unit="percent") for name in ESTIMATES),
+        *(percentage(name) for name in ESTIMATES),
     ),
     json="agreements",
     order=24,
@@ -385,33 +394,27 @@ def _critical(report: Report, entry: Entry) -> Value:
 
 
 COLUMNS: tuple[Column[Entry], ...] = (
-    Column(
+    percentage(
         "agreement",
         title="agreement",
         hint="Share of documents on which the student makes the teacher's choice: the highest summed "
         "log-probability, or the extracted answer.",
         value=_in_entry("agreement"),
-        kind="estimate",
-        unit="percent",
         better="higher",
     ),
-    Column(
+    percentage(
         "retained",
         title="retained",
         hint="Share of the teacher's right answers that stay right.",
         value=_in_entry("retained"),
-        kind="estimate",
-        unit="percent",
         better="higher",
     ),
-    Column(
+    percentage(
         "scored_agreement",
         title="scored agreement",
         hint="Agreement of the choices that the metric picks.",
         value=_in_entry("scored_agreement"),
         outputs=CSV,
-        kind="estimate",
-        unit="percent",
         better="higher",
     ),
     Column(
@@ -425,7 +428,7 @@ COLUMNS: tuple[Column[Entry], ...] = (
         kind="estimate",
         better="higher",
     ),
-    Column(
+    percentage(
         "lost",
         title="lost",
         hint="Share of documents that only the teacher has right.",
@@ -433,18 +436,14 @@ COLUMNS: tuple[Column[Entry], ...] = (
         better="lower",
         outputs=("csv", "page"),
         with_interval=False,
-        kind="estimate",
-        unit="percent",
     ),
-    Column(
+    percentage(
         "gained",
         title="gained",
         hint="Share of documents that only the student has right.",
         value=_in_entry("gained"),
         outputs=("csv", "page"),
         with_interval=False,
-        kind="estimate",
-        unit="percent",
         better="higher",
     ),
     Column(

@@ -21,7 +21,16 @@ from evalsuite.reports.measures.papers.comparison import (
 from evalsuite.reports.measures.papers.tables import paper_tables
 from evalsuite.reports.report import Report, resampled
 from evalsuite.reports.section import section
-from evalsuite.reports.table import CSV, PAGE, Column, Table, label_column, teacher_column, weights_column
+from evalsuite.reports.table import (
+    CSV,
+    PAGE,
+    Column,
+    Table,
+    label_column,
+    percentage,
+    teacher_column,
+    weights_column,
+)
 
 OURS_FIRST = (
     "Ours first, in the units of the table and by the metric of this report; a mean over contexts where the "
@@ -134,20 +143,16 @@ PAPERS: Table[PaperRow] = Table(
         weights_column(),
         teacher_column(),
         Column("benchmarks", value=lambda report, row: " ".join(row.benchmarks), unit="text", outputs=CSV),
-        Column(
+        percentage(
             "recovery",
             "ours",
-            kind="estimate",
-            unit="percent",
             better="higher",
             css=lambda report, row: "strong",
         ),
         Column("paper_recovery", "paper", unit="percent", better="higher"),
-        Column(
+        percentage(
             "chance_normalized_recovery",
             "ours, chance-normalized",
-            kind="estimate",
-            unit="percent",
             better="higher",
         ),
         Column(
