@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from statistics import NormalDist
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -86,11 +85,20 @@ def hash_text(text: str) -> int:
 def make_run(
     run: Path,
     benchmarks: Sequence[SyntheticBenchmark],
-    models: Sequence[SyntheticCheckpoint],
+    models: Sequence[SyntheticCheckpoint] | Mapping[str, float],
     seed: int = 0,
     rho: float = 0.7,
 ) -> Path:
-    """Write a run folder; a document's difficulty is shared by all checkpoints and protocols (`rho`)."""
+    """Write a run folder; a document's difficulty is shared by all checkpoints and protocols (`rho`).
+
+    Args:
+        models: checkpoints; or a teacher and its students by label, each with one score everywhere.
+    """
+    if isinstance(models, Mapping):
+        models = [
+            SyntheticCheckpoint(label, lambda *_, score=score: score, "student" if i else "teacher")
+            for i, (label, score) in enumerate(models.items())
+        ]
     write_manifest(run, plan_of(benchmarks, models))
     write_environment(run, {"python": "3.11", "packages": {"torch": "2.13.0"}, "device": "NVIDIA H200"})
     rows: list[ScoreRow] = []
@@ -241,12 +249,12 @@ def _generated(
     target = "ABCD"[number % 4]
     outcome = "ok"
     if not right:
-        synthetic = rng.random()
+        draw = rng.random()
         for name, share in endings.items():
-            if synthetic < share:
+            if draw < share:
                 outcome = name
                 break
-            synthetic -= share
+            draw -= share
     answer = target if right else "ABCD"[(number + 1) % 4]
     response = {
         "ok": f"The heavier object needs the larger force, so the answer follows.\nANSWER: {answer}",
@@ -262,17 +270,6 @@ def _generated(
         "finish": "stop",
         "tokens": 24,
     }
-
-
-@pytest.fixture(scope="session")
-def synthetic() -> SimpleNamespace:
-    """Factories of synthetic runs."""
-    return SimpleNamespace(
-        SyntheticBenchmark=SyntheticBenchmark,
-        SyntheticCheckpoint=SyntheticCheckpoint,
-        make_run=make_run,
-        plan_of=plan_of,
-    )
 
 
 RUNS_IN_MEMORY = 8

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,21 +9,17 @@ import pytest
 from evalsuite.foundation import EvalsuiteError, read_json, write_json
 from evalsuite.reports import RunSelection, compare, policy_from_options, run_gate
 from evalsuite.reports.records.score_files import read_rows, score_path, score_paths
+from tests.reports.conftest import SyntheticBenchmark, make_run
 from tests.reports.score_edits import all_rows, write_unchecked
 
 Row = dict[str, Any]
 
 
 @pytest.fixture
-def run(synthetic: SimpleNamespace, tmp_path: Path) -> Path:
+def run(tmp_path: Path) -> Path:
     """Teacher and student, sixty facts both ways."""
-    answerers = [
-        synthetic.SyntheticCheckpoint("teacher", lambda b, p, c: 0.8, "teacher"),
-        synthetic.SyntheticCheckpoint("student", lambda b, p, c: 0.7),
-    ]
-    return synthetic.make_run(
-        tmp_path / "run", [synthetic.SyntheticBenchmark("facts", "Facts", "knowledge", 60)], answerers
-    )
+    answerers = {"teacher": 0.8, "student": 0.7}
+    return make_run(tmp_path / "run", [SyntheticBenchmark("facts", "Facts", "knowledge", 60)], answerers)
 
 
 def edit(run: Path, change: Callable[[int, Row], Row | None], protocol: str = "loglikelihood") -> None:
@@ -198,18 +193,13 @@ def test_only_common_documents_count(run: Path, tmp_path: Path) -> None:
     assert expected != pytest.approx(sum(mine.values()) / 40 / (sum(theirs.values()) / 60), abs=1e-4)
 
 
-def test_score_files_that_the_manifest_names_and_the_folder_lacks_are_named(
-    synthetic: SimpleNamespace, tmp_path: Path
-) -> None:
+def test_score_files_that_the_manifest_names_and_the_folder_lacks_are_named(tmp_path: Path) -> None:
     """Of a benchmark without files, and of one checkpoint's; the page shows the rest."""
     names = ("facts", "gone", "half")
-    run = synthetic.make_run(
+    run = make_run(
         tmp_path / "run",
-        [synthetic.SyntheticBenchmark(name, name.title(), "knowledge", 60) for name in names],
-        [
-            synthetic.SyntheticCheckpoint("teacher", lambda b, p, c: 0.8, "teacher"),
-            synthetic.SyntheticCheckpoint("student", lambda b, p, c: 0.7),
-        ],
+        [SyntheticBenchmark(name, name.title(), "knowledge", 60) for name in names],
+        {"teacher": 0.8, "student": 0.7},
     )
     for protocol in ("loglikelihood", "generation"):
         for path in score_paths(run, "gone", protocol):

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +17,7 @@ from evalsuite.reports.comparison import Comparison
 from evalsuite.reports.measures.papers.tables import paper_tables, shipped_names
 from evalsuite.reports.page.render import SCRIPTS
 from evalsuite.reports.run import read_manifest
+from tests.reports.conftest import SyntheticBenchmark, SyntheticCheckpoint, make_run
 from tests.reports.page_samples import sample_rows
 from tests.reports.score_edits import all_rows, edit_rows
 
@@ -73,49 +73,42 @@ def test_output_files_are_consistent(plain: Comparison) -> None:
     assert (folder / "index.html").stat().st_size < 1_500_000
 
 
-def test_no_gap_table_without_a_benchmark_under_both_protocols(
-    plain: Comparison, synthetic: SimpleNamespace, tmp_path: Path
-) -> None:
-    benchmarks = [
-        synthetic.SyntheticBenchmark("arc_easy", "ARC-Easy", "knowledge", 50, protocols=("loglikelihood",))
-    ]
-    answerers = [
-        synthetic.SyntheticCheckpoint("teacher", lambda *_: 0.8, "teacher"),
-        synthetic.SyntheticCheckpoint("student", lambda *_: 0.7),
-    ]
+def test_no_gap_table_without_a_benchmark_under_both_protocols(plain: Comparison, tmp_path: Path) -> None:
+    benchmarks = [SyntheticBenchmark("arc_easy", "ARC-Easy", "knowledge", 50, protocols=("loglikelihood",))]
+    answerers = {"teacher": 0.8, "student": 0.7}
     shutil.copytree(plain.page.parent, tmp_path / "out")
     assert (tmp_path / "out" / "gap.csv").is_file()
     # The stale gap.csv of an earlier call is removed.
-    made = compare([synthetic.make_run(tmp_path / "run", benchmarks, answerers)], tmp_path / "out")
+    made = compare([make_run(tmp_path / "run", benchmarks, answerers)], tmp_path / "out")
     assert {path for path in (tmp_path / "out").rglob("*") if path.is_file()} == set(made.files)
     assert not (tmp_path / "out" / "gap.csv").exists()
     assert "gap.csv" not in made.page.read_text()
 
 
-def test_incomplete_students_are_marked(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+def test_incomplete_students_are_marked(tmp_path: Path) -> None:
     benchmarks = [
-        synthetic.SyntheticBenchmark("arc_easy", "ARC-Easy", "knowledge", 60),
-        synthetic.SyntheticBenchmark("piqa", "PIQA", "common_sense", 60),
+        SyntheticBenchmark("arc_easy", "ARC-Easy", "knowledge", 60),
+        SyntheticBenchmark("piqa", "PIQA", "common_sense", 60),
     ]
     truth = [
-        synthetic.SyntheticCheckpoint(name, lambda *_: 0.7, "student" if name != "t" else "teacher")
+        SyntheticCheckpoint(name, lambda *_: 0.7, "student" if name != "t" else "teacher")
         for name in ("t", "a", "b")
     ]
-    run = synthetic.make_run(tmp_path / "run", benchmarks, truth)
+    run = make_run(tmp_path / "run", benchmarks, truth)
     edit_rows(run, "piqa", "generation", lambda _, row: row if row["checkpoint"] != "b" else None)
     lines = compare([run], tmp_path / "out").markdown.splitlines()
     assert [r"\*" in next(line for line in lines if f"**{name}**" in line) for name in "ab"] == [False, True]
     assert lines.count(r"\* Incomplete: averaged over the benchmarks that have scores; no rank.") == 1
 
 
-def test_benchmarks_without_scores_are_not_counted(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+def test_benchmarks_without_scores_are_not_counted(tmp_path: Path) -> None:
     names = [f"b{number}" for number in range(8)]
     benchmarks = [
-        synthetic.SyntheticBenchmark(name, name.upper(), "knowledge", 60, protocols=("loglikelihood",))
+        SyntheticBenchmark(name, name.upper(), "knowledge", 60, protocols=("loglikelihood",))
         for name in names
     ]
-    models = [synthetic.SyntheticCheckpoint(role, lambda *_: 0.7, role) for role in ("teacher", "student")]
-    run = synthetic.make_run(tmp_path / "run", benchmarks, models)
+    models = [SyntheticCheckpoint(role, lambda *_: 0.7, role) for role in ("teacher", "student")]
+    run = make_run(tmp_path / "run", benchmarks, models)
     for name in names[2:]:
         edit_rows(run, name, "loglikelihood", lambda *_: None)
     made = compare([run], tmp_path / "out")
@@ -159,15 +152,13 @@ class Tags(HTMLParser):
         assert not any(name.startswith("on") for name, _ in attrs), f"an event handler in <{tag}>"
 
 
-def test_html_in_labels_is_escaped(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+def test_html_in_labels_is_escaped(tmp_path: Path) -> None:
     answerers = [
-        synthetic.SyntheticCheckpoint(EVIL, lambda b, p, c: 0.8, "teacher", lineage={"recipe": EVIL}),
-        synthetic.SyntheticCheckpoint(
-            f"</script><script>{EVIL}", lambda b, p, c: 0.6, lineage={"mixers": [EVIL] * 3}
-        ),
+        SyntheticCheckpoint(EVIL, lambda b, p, c: 0.8, "teacher", lineage={"recipe": EVIL}),
+        SyntheticCheckpoint(f"</script><script>{EVIL}", lambda b, p, c: 0.6, lineage={"mixers": [EVIL] * 3}),
     ]
-    benchmarks = [synthetic.SyntheticBenchmark("f", f"F {EVIL}", "knowledge", 60)]
-    run = synthetic.make_run(tmp_path / "run", benchmarks, answerers)
+    benchmarks = [SyntheticBenchmark("f", f"F {EVIL}", "knowledge", 60)]
+    run = make_run(tmp_path / "run", benchmarks, answerers)
     page = compare(
         [run], tmp_path / "out", questions=lambda b, ids: dict.fromkeys(ids, f"{EVIL}</script>")
     ).page.read_text()
@@ -188,11 +179,9 @@ def test_html_in_labels_is_escaped(synthetic: SimpleNamespace, tmp_path: Path) -
     assert verdict.results[0].checkpoint.startswith("</script>")
 
 
-def test_formulas_in_labels_are_quoted_in_csv(synthetic: SimpleNamespace, tmp_path: Path) -> None:
-    answerers = [synthetic.SyntheticCheckpoint("=1+1", lambda b, p, c: 0.8, "teacher")]
-    run = synthetic.make_run(
-        tmp_path / "run", [synthetic.SyntheticBenchmark("f", "F", "knowledge", 20)], answerers
-    )
+def test_formulas_in_labels_are_quoted_in_csv(tmp_path: Path) -> None:
+    answerers = [SyntheticCheckpoint("=1+1", lambda b, p, c: 0.8, "teacher")]
+    run = make_run(tmp_path / "run", [SyntheticBenchmark("f", "F", "knowledge", 20)], answerers)
     compare([run], tmp_path / "out")
     assert "'=1+1" in (tmp_path / "out" / "leaderboard.csv").read_text()
 
@@ -257,11 +246,11 @@ def test_redacted_samples_have_short_responses(small_run: Path, tmp_path: Path) 
         assert {len(text) for text in texts} == {length}
 
 
-def test_warnings_are_on_the_page(synthetic: SimpleNamespace, tmp_path: Path) -> None:
-    run = synthetic.make_run(
+def test_warnings_are_on_the_page(tmp_path: Path) -> None:
+    run = make_run(
         tmp_path / "run",
-        [synthetic.SyntheticBenchmark("f", "F", "knowledge", 50)],
-        [synthetic.SyntheticCheckpoint("a", lambda b, p, c: 0.5)],
+        [SyntheticBenchmark("f", "F", "knowledge", 50)],
+        [SyntheticCheckpoint("a", lambda b, p, c: 0.5)],
     )
     made = compare([run], tmp_path / "out")
     page = made.page.read_text()
@@ -270,9 +259,7 @@ def test_warnings_are_on_the_page(synthetic: SimpleNamespace, tmp_path: Path) ->
     assert "without a teacher there is no recovery" in page
 
 
-def test_doctor_warnings_appear_in_the_report(
-    small_run: Path, synthetic: SimpleNamespace, tmp_path: Path
-) -> None:
+def test_doctor_warnings_appear_in_the_report(small_run: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     run.mkdir()
     for path in small_run.iterdir():
@@ -290,7 +277,7 @@ def test_doctor_warnings_appear_in_the_report(
         compare([run], tmp_path / "out")
 
 
-def test_optional_sections_appear_with_their_data(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+def test_optional_sections_appear_with_their_data(tmp_path: Path) -> None:
     def made(tokens: int) -> dict[str, Any]:
         return {
             "recipe": {"name": "r", "hash": "h"},
@@ -299,13 +286,9 @@ def test_optional_sections_appear_with_their_data(synthetic: SimpleNamespace, tm
             "seed": 0,
         }
 
-    answerers = [synthetic.SyntheticCheckpoint("t", lambda b, p, c: 0.8, "teacher")]
-    answerers += [
-        synthetic.SyntheticCheckpoint(f"s{n}", lambda b, p, c: 0.6, lineage=made(n)) for n in (10**6, 10**7)
-    ]
-    run = synthetic.make_run(
-        tmp_path / "run", [synthetic.SyntheticBenchmark("f", "F", "knowledge", 60)], answerers
-    )
+    answerers = [SyntheticCheckpoint("t", lambda b, p, c: 0.8, "teacher")]
+    answerers += [SyntheticCheckpoint(f"s{n}", lambda b, p, c: 0.6, lineage=made(n)) for n in (10**6, 10**7)]
+    run = make_run(tmp_path / "run", [SyntheticBenchmark("f", "F", "knowledge", 60)], answerers)
     plain = compare([run], tmp_path / "plain").page.read_text()
     assert "Recovery by training tokens" in plain
     assert "1 × softmax + 7 × GLA" in plain
@@ -374,15 +357,13 @@ def test_policy_adds_its_verdict_to_page_and_files(
     assert 'id="gate"' not in plain.page.read_text()
 
 
-def test_redacted_page_has_no_absolute_paths(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+def test_redacted_page_has_no_absolute_paths(tmp_path: Path) -> None:
     lineage = {"teacher": {"path": "/home/me/teacher", "weights_id": "0"}, "recipe": "C:\\\\me\\r.yaml"}
     answerers = [
-        synthetic.SyntheticCheckpoint("t", lambda b, p, c: 0.8, "teacher"),
-        synthetic.SyntheticCheckpoint("s", lambda b, p, c: 0.6, lineage=lineage),
+        SyntheticCheckpoint("t", lambda b, p, c: 0.8, "teacher"),
+        SyntheticCheckpoint("s", lambda b, p, c: 0.6, lineage=lineage),
     ]
-    run = synthetic.make_run(
-        tmp_path / "run", [synthetic.SyntheticBenchmark("f", "F", "knowledge", 40)], answerers
-    )
+    run = make_run(tmp_path / "run", [SyntheticBenchmark("f", "F", "knowledge", 40)], answerers)
     plan = (run / "run.json").read_text().replace('"path": "students/s', '"path": "/home/me/students/s')
     (run / "run.json").write_text(plan)
     (run / "environment.json").write_text(json.dumps({"data": "/home/me/data", "python": "3.11"}))
@@ -416,15 +397,13 @@ def test_redacted_page_has_no_absolute_paths(synthetic: SimpleNamespace, tmp_pat
     ],
 )
 def test_degenerate_runs_are_reported(
-    synthetic: SimpleNamespace, tmp_path: Path, benchmark: dict[str, Any], truth: float, message: str
+    tmp_path: Path, benchmark: dict[str, Any], truth: float, message: str
 ) -> None:
     answerers = [
-        synthetic.SyntheticCheckpoint("T", lambda b, p, c: truth, "teacher"),
-        synthetic.SyntheticCheckpoint("S", lambda b, p, c: 0.6 if truth < 1 else truth + 0.1),
+        SyntheticCheckpoint("T", lambda b, p, c: truth, "teacher"),
+        SyntheticCheckpoint("S", lambda b, p, c: 0.6 if truth < 1 else truth + 0.1),
     ]
-    run = synthetic.make_run(
-        tmp_path / "run", [synthetic.SyntheticBenchmark("a", "A", "knowledge", **benchmark)], answerers
-    )
+    run = make_run(tmp_path / "run", [SyntheticBenchmark("a", "A", "knowledge", **benchmark)], answerers)
     made = compare([run], tmp_path / "out")
     assert message in made.text
     assert message in made.page.read_text().replace("&#39;", "'")

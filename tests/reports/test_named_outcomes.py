@@ -2,7 +2,6 @@
 
 import csv
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,20 +15,17 @@ from evalsuite.reports.measures.gap import GAP
 from evalsuite.reports.measures.letters import letters
 from evalsuite.reports.measures.scores import SCORES
 from evalsuite.reports.report import Report, build_report
+from tests.reports.conftest import SyntheticBenchmark, SyntheticCheckpoint, make_run
 from tests.reports.score_edits import Row, edit_rows
 
 
-def run_with(
-    synthetic: SimpleNamespace, folder: Path, outcome: str, extracted: str | None = None, right: float = 0.7
-) -> Path:
+def run_with(folder: Path, outcome: str, extracted: str | None = None, right: float = 0.7) -> Path:
     """A run in which every third response of both models has an outcome; None keeps its extracted answer."""
     checkpoints = [
-        synthetic.SyntheticCheckpoint("t", lambda *_: right, "teacher"),
-        synthetic.SyntheticCheckpoint("s", lambda *_: right - 0.2 if right > 0.5 else right),
+        SyntheticCheckpoint("t", lambda *_: right, "teacher"),
+        SyntheticCheckpoint("s", lambda *_: right - 0.2 if right > 0.5 else right),
     ]
-    run = synthetic.make_run(
-        folder, [synthetic.SyntheticBenchmark("quiz", "Quiz", "knowledge", 300)], checkpoints
-    )
+    run = make_run(folder, [SyntheticBenchmark("quiz", "Quiz", "knowledge", 300)], checkpoints)
 
     def change(number: int, row: Row) -> Row:
         if number % 3:
@@ -51,12 +47,10 @@ def measures(report: Report) -> list[Any]:
 
 
 @pytest.mark.parametrize("outcome", ["guessed", "ran_on"])
-def test_an_answer_that_the_response_does_not_name_is_none(
-    synthetic: SimpleNamespace, tmp_path: Path, outcome: str
-) -> None:
-    run = run_with(synthetic, tmp_path / "one", outcome)
-    silent = run_with(synthetic, tmp_path / "silent", "extraction_failed", "")
-    named = run_with(synthetic, tmp_path / "named", "ok")
+def test_an_answer_that_the_response_does_not_name_is_none(tmp_path: Path, outcome: str) -> None:
+    run = run_with(tmp_path / "one", outcome)
+    silent = run_with(tmp_path / "silent", "extraction_failed", "")
+    named = run_with(tmp_path / "named", "ok")
     report = build_report([run])
     assert measures(report) == measures(build_report([silent])) != measures(build_report([named]))
     assert [row.named for row in report.of(letters)] == pytest.approx([2 / 3, 2 / 3])
@@ -67,15 +61,15 @@ def test_an_answer_that_the_response_does_not_name_is_none(
     assert not decision.is_admitted
 
 
-def test_a_teacher_below_chance_is_said_to_name_no_choice(synthetic: SimpleNamespace, tmp_path: Path) -> None:
-    run = run_with(synthetic, tmp_path / "run", "guessed", right=0.1)
+def test_a_teacher_below_chance_is_said_to_name_no_choice(tmp_path: Path) -> None:
+    run = run_with(tmp_path / "run", "guessed", right=0.1)
     report = build_report([run])
     (warning,) = teachers_below_chance(report.checkpoints, report.gaps)
     assert "(33 % of its responses name no choice)" in warning
 
 
-def test_tables_and_page_list_every_failure(synthetic: SimpleNamespace, tmp_path: Path) -> None:
-    report = build_report([run_with(synthetic, tmp_path / "run", "guessed")])
+def test_tables_and_page_list_every_failure(tmp_path: Path) -> None:
+    report = build_report([run_with(tmp_path / "run", "guessed")])
     generated = [r for r in csv.DictReader(SCORES.csv(report).splitlines()) if r["protocol"] == "generation"]
     assert [(row["guessed"], row["ran_on"]) for row in generated] == [("100", "0")] * 2
     for row in csv.DictReader(GAP.csv(report).splitlines()):

@@ -3,7 +3,6 @@
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +19,7 @@ from evalsuite.reports.records.names import Name, find, unique_labels
 from evalsuite.reports.records.score_table import score_table
 from evalsuite.reports.report import build_report
 from evalsuite.reports.run import read_manifest, write_environment, write_manifest
+from tests.reports.conftest import SyntheticBenchmark, SyntheticCheckpoint, make_run
 from tests.reports.imports.logs import LmEvalLog, task
 from tests.reports.score_edits import edit_rows
 
@@ -40,14 +40,14 @@ def logs(tmp_path: Path) -> list[Path]:
     ]
 
 
-def run_of(synthetic: SimpleNamespace, folder: Path, labels: dict[str, float], label: str = "") -> Path:
+def run_of(folder: Path, labels: dict[str, float], label: str = "") -> Path:
     """A run whose checkpoints score `labels`; with `label`, all students are called so."""
     models = [
-        synthetic.SyntheticCheckpoint(name, lambda b, p, c, s=score: s, "student" if i else "teacher")
+        SyntheticCheckpoint(name, lambda b, p, c, s=score: s, "student" if i else "teacher")
         for i, (name, score) in enumerate(labels.items())
     ]
-    benchmark = synthetic.SyntheticBenchmark("facts", "Facts", "knowledge", 200)
-    run: Path = synthetic.make_run(folder, [benchmark], models)
+    benchmark = SyntheticBenchmark("facts", "Facts", "knowledge", 200)
+    run: Path = make_run(folder, [benchmark], models)
     if label:
         rename(run, lambda each: label if each.role == "student" else each.label)
     return run
@@ -89,10 +89,10 @@ def test_an_ambiguous_selection_is_refused(logs: list[Path]) -> None:
     assert [each.path for each in merged.checkpoints] == ["m/teacher/final", "m/kda/final"]
 
 
-def test_a_policy_names_one_checkpoint(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+def test_a_policy_names_one_checkpoint(tmp_path: Path) -> None:
     runs = [
-        run_of(synthetic, tmp_path / "one", {"teacher": 0.8, "good": 0.8}, "final"),
-        run_of(synthetic, tmp_path / "two", {"teacher": 0.8, "bad": 0.4}, "final"),
+        run_of(tmp_path / "one", {"teacher": 0.8, "good": 0.8}, "final"),
+        run_of(tmp_path / "two", {"teacher": 0.8, "bad": 0.4}, "final"),
     ]
     with pytest.raises(ConfigError, match=r"'final' \(policy\) is the name of 2 checkpoints"):
         run_gate(runs, policy(checkpoints=["final"]))
@@ -101,8 +101,8 @@ def test_a_policy_names_one_checkpoint(synthetic: SimpleNamespace, tmp_path: Pat
         assert (len(verdict.results), verdict.exit_code) == (1, code)
 
 
-def test_admission_takes_paths_and_ids(synthetic: SimpleNamespace, tmp_path: Path) -> None:
-    run = run_of(synthetic, tmp_path, {"teacher": 0.8, "weak": 0.3})
+def test_admission_takes_paths_and_ids(tmp_path: Path) -> None:
+    run = run_of(tmp_path, {"teacher": 0.8, "weak": 0.3})
     weak = read_manifest(run).checkpoints[1]
     found = [
         admit(run, name, AdmissionRule(min_documents=100)) for name in ("weak", weak.weights_id, weak.path)
@@ -114,20 +114,20 @@ def baseline_rule(baseline: Path, **more: Any) -> Policy:
     return policy(metric="regression", min=None, max=5, baseline=str(baseline), **more)
 
 
-def test_a_baseline_is_the_checkpoint_of_the_same_weights(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+def test_a_baseline_is_the_checkpoint_of_the_same_weights(tmp_path: Path) -> None:
     """In the baseline another model has the label that the student has today."""
-    before = run_of(synthetic, tmp_path / "before", {"teacher": 0.8, "kda": 0.5, "gla": 0.7})
+    before = run_of(tmp_path / "before", {"teacher": 0.8, "kda": 0.5, "gla": 0.7})
     swapped = {"kda": "gla", "gla": "kda"}
-    now = run_of(synthetic, tmp_path / "now", {"teacher": 0.8, "kda": 0.5, "gla": 0.7})
+    now = run_of(tmp_path / "now", {"teacher": 0.8, "kda": 0.5, "gla": 0.7})
     rename(now, lambda each: swapped.get(each.label, each.label))
     for result in run_gate([now], baseline_rule(before)).results:
         assert (result.point, result.outcome) == (0.0, "pass")
 
 
-def test_an_ambiguous_baseline_is_not_measured(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+def test_an_ambiguous_baseline_is_not_measured(tmp_path: Path) -> None:
     """Two students are called alike today, and the baseline has one of that name."""
-    before = run_of(synthetic, tmp_path / "before", {"teacher": 0.8, "old": 0.5}, "final")
-    runs = [run_of(synthetic, tmp_path / name, {"teacher": 0.8, name: 0.5}, "final") for name in ("x", "y")]
+    before = run_of(tmp_path / "before", {"teacher": 0.8, "old": 0.5}, "final")
+    runs = [run_of(tmp_path / name, {"teacher": 0.8, name: 0.5}, "final") for name in ("x", "y")]
     verdict = run_gate(runs, baseline_rule(before))
     assert (verdict.exit_code, len(verdict.results)) == (3, 2)
     assert "name it as baseline_checkpoint" in verdict.results[0].why
@@ -135,19 +135,17 @@ def test_an_ambiguous_baseline_is_not_measured(synthetic: SimpleNamespace, tmp_p
     assert named.exit_code in (0, 2)
 
 
-def test_a_baseline_of_another_name_is_no_counterpart(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+def test_a_baseline_of_another_name_is_no_counterpart(tmp_path: Path) -> None:
     """The only student of the baseline is not taken for a student of another name."""
-    before = run_of(synthetic, tmp_path / "before", {"teacher": 0.8, "gla": 0.5})
-    verdict = run_gate(
-        [run_of(synthetic, tmp_path / "now", {"teacher": 0.8, "kda": 0.5})], baseline_rule(before)
-    )
+    before = run_of(tmp_path / "before", {"teacher": 0.8, "gla": 0.5})
+    verdict = run_gate([run_of(tmp_path / "now", {"teacher": 0.8, "kda": 0.5})], baseline_rule(before))
     assert verdict.exit_code == 3
     assert "no run has a checkpoint 'kda'" in verdict.results[0].why
 
 
-def test_a_student_keeps_the_teacher_of_its_run(synthetic: SimpleNamespace, tmp_path: Path) -> None:
-    one = run_of(synthetic, tmp_path / "one", {"teacher": 0.8, "kda": 0.6})
-    other = run_of(synthetic, tmp_path / "other", {"unrelated": 0.5, "stranger": 0.5})
+def test_a_student_keeps_the_teacher_of_its_run(tmp_path: Path) -> None:
+    one = run_of(tmp_path / "one", {"teacher": 0.8, "kda": 0.6})
+    other = run_of(tmp_path / "other", {"unrelated": 0.5, "stranger": 0.5})
     pairs = {
         each.label: merged.checkpoints[each.teacher].label
         for merged in (merge_plans([one, other]), merge_plans([other, one]))
@@ -180,9 +178,9 @@ def again(run: Path, to: Path, only: str, **engine: Any) -> Path:
 
 
 @pytest.fixture
-def engines(synthetic: SimpleNamespace, tmp_path: Path) -> list[Path]:
+def engines(tmp_path: Path) -> list[Path]:
     """One protocol by one engine, the other by another: two runs of the same weights."""
-    run = run_of(synthetic, tmp_path / "run", {"teacher": 0.8, "kda": 0.5})
+    run = run_of(tmp_path / "run", {"teacher": 0.8, "kda": 0.5})
     torch = again(run, tmp_path / "torch", "loglikelihood", engine="torch", versions={"dtype": "float32"})
     vllm = again(run, tmp_path / "vllm", "generation", engine="vllm", versions={"dtype": "float16"})
     return [torch, vllm]
@@ -235,12 +233,12 @@ def test_exported_samples_keep_what_is_one_and_what_is_two(engines: list[Path], 
         assert set(score_table(tmp_path / name / "samples")["label"]) == {e.label for e in report.checkpoints}
 
 
-def test_one_model_under_two_harnesses_is_declared(synthetic: SimpleNamespace, tmp_path: Path) -> None:
-    one = run_of(synthetic, tmp_path / "one", {"teacher": 0.8, "kda": 0.5})
-    model = synthetic.SyntheticCheckpoint("kda-again", lambda *_: 0.5)
-    benchmark = synthetic.SyntheticBenchmark("piqa", "PIQA", "common_sense", 100)
-    teacher = synthetic.SyntheticCheckpoint("teacher", lambda *_: 0.8, "teacher")
-    other = synthetic.make_run(tmp_path / "other", [benchmark], [teacher, model])
+def test_one_model_under_two_harnesses_is_declared(tmp_path: Path) -> None:
+    one = run_of(tmp_path / "one", {"teacher": 0.8, "kda": 0.5})
+    model = SyntheticCheckpoint("kda-again", lambda *_: 0.5)
+    benchmark = SyntheticBenchmark("piqa", "PIQA", "common_sense", 100)
+    teacher = SyntheticCheckpoint("teacher", lambda *_: 0.8, "teacher")
+    other = make_run(tmp_path / "other", [benchmark], [teacher, model])
     selection = RunSelection(same=("model=students/kda,kda-again",))
     report = build_report([one, other], selection)
     assert [each.label for each in report.checkpoints] == ["teacher", "model"]
@@ -260,12 +258,10 @@ def test_one_model_under_two_harnesses_is_declared(synthetic: SimpleNamespace, t
         ("model=kda,final", r"'final' \(--same .*\) is the name of 2 checkpoints"),
     ],
 )
-def test_declarations_that_say_nothing_are_refused(
-    synthetic: SimpleNamespace, tmp_path: Path, same: str, message: str
-) -> None:
+def test_declarations_that_say_nothing_are_refused(tmp_path: Path, same: str, message: str) -> None:
     runs = [
-        run_of(synthetic, tmp_path / "one", {"teacher": 0.8, "kda": 0.5}),
-        *(run_of(synthetic, tmp_path / name, {"teacher": 0.8, name: 0.5}, "final") for name in ("x", "y")),
+        run_of(tmp_path / "one", {"teacher": 0.8, "kda": 0.5}),
+        *(run_of(tmp_path / name, {"teacher": 0.8, name: 0.5}, "final") for name in ("x", "y")),
     ]
     with pytest.raises(ConfigError, match=message):
         merge_plans(runs, RunSelection(same=(same,)))

@@ -5,7 +5,6 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +19,7 @@ from evalsuite.reports.records.score_files import open_score_file, read_rows
 from evalsuite.reports.records.sidecars import read_doctor
 from evalsuite.reports.report import Report, build_report
 from evalsuite.reports.run import read_manifest, write_manifest
+from tests.reports.conftest import SyntheticBenchmark, SyntheticCheckpoint, make_run
 from tests.reports.records.test_loss_curves import put
 from tests.reports.score_edits import write_unchecked
 
@@ -28,23 +28,23 @@ Numbers = dict[tuple[Any, ...], Any]
 
 
 @pytest.fixture(scope="module")
-def runs(synthetic: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Two runs of one teacher: other students, other benchmarks."""
     folder = tmp_path_factory.mktemp("runs")
-    teacher = synthetic.SyntheticCheckpoint("teacher", lambda *_: 0.8, "teacher")
+    teacher = SyntheticCheckpoint("teacher", lambda *_: 0.8, "teacher")
     lineage = {"teacher": {"weights_id": teacher.weights_id}}
 
     def student(label: str, score: float) -> Any:
-        return synthetic.SyntheticCheckpoint(label, lambda *_: score, lineage=lineage)
+        return SyntheticCheckpoint(label, lambda *_: score, lineage=lineage)
 
     benchmarks = [
-        synthetic.SyntheticBenchmark("facts", "Facts", "knowledge", 80),
-        synthetic.SyntheticBenchmark("piqa", "PIQA", "common_sense", 60, chance=0.5),
+        SyntheticBenchmark("facts", "Facts", "knowledge", 80),
+        SyntheticBenchmark("piqa", "PIQA", "common_sense", 60, chance=0.5),
     ]
     models = [teacher, student("kda", 0.7), student("gla", 0.4)]
     return [
-        synthetic.make_run(folder / "one", benchmarks, models),
-        synthetic.make_run(folder / "two", benchmarks[:1], [teacher, student("mlstm", 0.6)]),
+        make_run(folder / "one", benchmarks, models),
+        make_run(folder / "two", benchmarks[:1], [teacher, student("mlstm", 0.6)]),
     ]
 
 
@@ -125,31 +125,25 @@ def test_published_samples_have_the_same_numbers(runs: list[Path], before: Numbe
     assert measured([tmp_path / "samples", runs[1]]) == before
 
 
-def unrelated(synthetic: SimpleNamespace, folder: Path, benchmark: str) -> Path:
+def unrelated(folder: Path, benchmark: str) -> Path:
     """A run of another teacher and student with the same labels."""
     models = [
-        synthetic.SyntheticCheckpoint("teacher", lambda *_: 0.9, "teacher", weights="aa" * 8),
-        synthetic.SyntheticCheckpoint("kda", lambda *_: 0.8, weights="bb" * 8),
+        SyntheticCheckpoint("teacher", lambda *_: 0.9, "teacher", weights="aa" * 8),
+        SyntheticCheckpoint("kda", lambda *_: 0.8, weights="bb" * 8),
     ]
-    run: Path = synthetic.make_run(
-        folder, [synthetic.SyntheticBenchmark(benchmark, benchmark.title(), "knowledge", 80)], models
-    )
+    run: Path = make_run(folder, [SyntheticBenchmark(benchmark, benchmark.title(), "knowledge", 80)], models)
     return run
 
 
-def test_another_run_changes_nothing(
-    synthetic: SimpleNamespace, runs: list[Path], before: Numbers, tmp_path: Path
-) -> None:
-    found = measured([unrelated(synthetic, tmp_path / "unrelated", "facts"), *runs])
+def test_another_run_changes_nothing(runs: list[Path], before: Numbers, tmp_path: Path) -> None:
+    found = measured([unrelated(tmp_path / "unrelated", "facts"), *runs])
     # A run with more benchmarks is unmeasured without those that only the others have.
     assert {key: found[key] for key in before} == before
     assert {key[1] for key in found if key not in before} == {"aa" * 8, "bb" * 8}
 
 
-def test_a_benchmark_of_an_unrelated_run_is_named(
-    synthetic: SimpleNamespace, runs: list[Path], before: Numbers, tmp_path: Path
-) -> None:
-    order = [*runs, unrelated(synthetic, tmp_path / "unrelated", "elsewhere")]
+def test_a_benchmark_of_an_unrelated_run_is_named(runs: list[Path], before: Numbers, tmp_path: Path) -> None:
+    order = [*runs, unrelated(tmp_path / "unrelated", "elsewhere")]
     found = measured(order)
     assert all(found[key] == before[key] for key in before if key[0] in ("score", "gap"))
     changed = [each for each in run_gate(order, RULES).results if each.outcome == "unmeasured"]
@@ -202,13 +196,13 @@ def test_curves_of_one_label_stay_apart(tmp_path: Path) -> None:
     assert found([2, 1, 0]) == found([0, 1, 2])
 
 
-def test_exports_of_labels_that_look_alike_stay_apart(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+def test_exports_of_labels_that_look_alike_stay_apart(tmp_path: Path) -> None:
     models = [
-        synthetic.SyntheticCheckpoint("teacher", lambda *_: 0.8, "teacher"),
-        *(synthetic.SyntheticCheckpoint(name, lambda *_: 0.5) for name in ("a b", "a-b", "A/b")),
+        SyntheticCheckpoint("teacher", lambda *_: 0.8, "teacher"),
+        *(SyntheticCheckpoint(name, lambda *_: 0.5) for name in ("a b", "a-b", "A/b")),
     ]
-    benchmark = synthetic.SyntheticBenchmark("facts", "Facts", "knowledge", 40)
-    run = synthetic.make_run(tmp_path / "run", [benchmark], models)
+    benchmark = SyntheticBenchmark("facts", "Facts", "knowledge", 40)
+    run = make_run(tmp_path / "run", [benchmark], models)
     for name in ("model-card", "model-index"):
         files = formats.export([run], name, tmp_path / name).files
         assert len({str(path).casefold() for path in files}) == len(files) >= 3

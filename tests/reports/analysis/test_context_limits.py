@@ -5,7 +5,6 @@ import io
 import re
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +17,7 @@ from evalsuite.reports.measures.recall import recall, recall_section
 from evalsuite.reports.measures.scores import SCORES
 from evalsuite.reports.report import build_report
 from evalsuite.reports.run import read_manifest, write_manifest
+from tests.reports.conftest import SyntheticBenchmark, SyntheticCheckpoint, make_run
 from tests.reports.score_edits import edit_rows
 
 READS = {"teacher": 2048, "long": 2048, "short": 512}
@@ -25,20 +25,16 @@ WHY = "supports at most 512 tokens"
 
 
 @pytest.fixture
-def run(synthetic: SimpleNamespace, tmp_path: Path) -> Path:
+def run(tmp_path: Path) -> Path:
     """A teacher and two students, of which one reads only the shorter of two contexts."""
-    made: Path = synthetic.make_run(
+    made: Path = make_run(
         tmp_path / "run",
         [
-            synthetic.SyntheticBenchmark("facts", "Facts", "knowledge", 200),
-            synthetic.SyntheticBenchmark(
-                "niah_single_1", "S-NIAH-1", "recall", 60, 0.0, (512, 1024), ("generation",)
-            ),
+            SyntheticBenchmark("facts", "Facts", "knowledge", 200),
+            SyntheticBenchmark("niah_single_1", "S-NIAH-1", "recall", 60, 0.0, (512, 1024), ("generation",)),
         ],
         [
-            synthetic.SyntheticCheckpoint(
-                label, lambda b, p, c: 0.9, "teacher" if label == "teacher" else "student"
-            )
+            SyntheticCheckpoint(label, lambda b, p, c: 0.9, "teacher" if label == "teacher" else "student")
             for label in READS
         ],
     )

@@ -3,7 +3,6 @@
 import csv
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,6 +25,7 @@ from evalsuite.reports.records.score_files import score_path
 from evalsuite.reports.report import Report, build_report
 from evalsuite.reports.run import read_manifest, write_manifest
 from evalsuite.reports.statistics.hypothesis_tests import holm
+from tests.reports.conftest import SyntheticBenchmark, SyntheticCheckpoint, make_run
 from tests.reports.measures.test_distances import frame_of
 from tests.reports.score_edits import Row, all_rows, write_unchecked
 
@@ -65,27 +65,27 @@ def with_copy(
     return run
 
 
-def make(synthetic: SimpleNamespace, run: Path, documents: int = 120) -> Path:
+def make(run: Path, documents: int = 120) -> Path:
     """Two benchmarks, of which students lose more on `words`."""
     truths = {"teacher": (0.8, 0.7), "better": (0.6, 0.66), "worse": (0.45, 0.6)}
     benchmarks = [
-        synthetic.SyntheticBenchmark("words", "WORDS", "language_modeling", documents),
-        synthetic.SyntheticBenchmark("facts", "FACTS", "knowledge", documents),
+        SyntheticBenchmark("words", "WORDS", "language_modeling", documents),
+        SyntheticBenchmark("facts", "FACTS", "knowledge", documents),
     ]
     models = [
-        synthetic.SyntheticCheckpoint(
+        SyntheticCheckpoint(
             label,
             lambda name, p, c, label=label: truths[label][name == "facts"] - 0.1 * (p == "generation"),
             "teacher" if label == "teacher" else "student",
         )
         for label in LABELS
     ]
-    return synthetic.make_run(run, benchmarks, models)
+    return make_run(run, benchmarks, models)
 
 
 @pytest.fixture(scope="module")
-def plain(synthetic: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -> Report:
-    return build_report([make(synthetic, tmp_path_factory.mktemp("plain"))])
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Report:
+    return build_report([make(tmp_path_factory.mktemp("plain"))])
 
 
 def numbers(report: Report, without: str) -> dict[str, Any]:
@@ -118,9 +118,9 @@ def numbers(report: Report, without: str) -> dict[str, Any]:
     ("documents", "category"), [(None, "language_modeling"), (40, "knowledge"), (7, "reasoning")]
 )
 def test_copy_of_a_benchmark_changes_no_number(
-    synthetic: SimpleNamespace, tmp_path: Path, plain: Report, documents: int | None, category: str
+    tmp_path: Path, plain: Report, documents: int | None, category: str
 ) -> None:
-    run = with_copy(make(synthetic, tmp_path), "words", "xagain", documents=documents, category=category)
+    run = with_copy(make(tmp_path), "words", "xagain", documents=documents, category=category)
     report = build_report([run])
     found, expected = numbers(report, "xagain"), numbers(plain, "xagain")
     if category == "reasoning":
@@ -136,8 +136,8 @@ def test_copy_of_a_benchmark_changes_no_number(
     assert found == expected
 
 
-def test_outputs_name_what_counts_with_what(synthetic: SimpleNamespace, tmp_path: Path) -> None:
-    run = with_copy(make(synthetic, tmp_path / "run"), "words", "xagain", documents=60)
+def test_outputs_name_what_counts_with_what(tmp_path: Path) -> None:
+    run = with_copy(make(tmp_path / "run"), "words", "xagain", documents=60)
     made = compare([run], tmp_path / "out", samples=False)
     sentence = (
         "XAGAIN: 60 of its 60 requests under log-likelihood are requests of WORDS. Where both would count, "
@@ -172,9 +172,9 @@ def test_outputs_name_what_counts_with_what(synthetic: SimpleNamespace, tmp_path
     }
 
 
-def test_order_of_the_plan_changes_no_number(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+def test_order_of_the_plan_changes_no_number(tmp_path: Path) -> None:
     """Of two benchmarks with the same requests but other metrics, one counts, whichever comes first."""
-    run = with_copy(make(synthetic, tmp_path), "words", "a_copy")
+    run = with_copy(make(tmp_path), "words", "a_copy")
     found = build_report([run]).average(1, "loglikelihood")
     plan = read_manifest(run)
     write_manifest(run, replace(plan, benchmarks=plan.benchmarks[::-1]))
@@ -183,17 +183,17 @@ def test_order_of_the_plan_changes_no_number(synthetic: SimpleNamespace, tmp_pat
     assert (found.recovery, found.documents) == (turned.recovery, turned.documents)
 
 
-def test_few_shared_requests_are_named_and_both_count(synthetic: SimpleNamespace, tmp_path: Path) -> None:
-    run = with_copy(make(synthetic, tmp_path), "words", "xagain", documents=100, own=60)
+def test_few_shared_requests_are_named_and_both_count(tmp_path: Path) -> None:
+    run = with_copy(make(tmp_path), "words", "xagain", documents=100, own=60)
     report = build_report([run])
     assert any("XAGAIN: 40 of its 100 requests" in w and "both count" in w for w in report.warnings)
     assert report.average(1, "loglikelihood").benchmarks == ("words", "facts", "xagain")
-    once = with_copy(make(synthetic, tmp_path / "b"), "words", "xagain", documents=100, own=50)
+    once = with_copy(make(tmp_path / "b"), "words", "xagain", documents=100, own=50)
     assert build_report([once]).average(1, "loglikelihood").benchmarks == ("words", "facts")
 
 
-def test_copy_counts_alone_where_the_other_does_not(synthetic: SimpleNamespace, tmp_path: Path) -> None:
-    run = make(synthetic, tmp_path)
+def test_copy_counts_alone_where_the_other_does_not(tmp_path: Path) -> None:
+    run = make(tmp_path)
     with_copy(run, "words", "xagain", documents=60)
     plan = read_manifest(run)
     barred = [
@@ -207,8 +207,8 @@ def test_copy_counts_alone_where_the_other_does_not(synthetic: SimpleNamespace, 
     assert {row.counts_with for row in report.informative} == {""}
 
 
-def test_copy_that_a_student_lacks_takes_no_rank(synthetic: SimpleNamespace, tmp_path: Path) -> None:
-    run = with_copy(make(synthetic, tmp_path), "words", "xagain", documents=60)
+def test_copy_that_a_student_lacks_takes_no_rank(tmp_path: Path) -> None:
+    run = with_copy(make(tmp_path), "words", "xagain", documents=60)
     weights = read_manifest(run).checkpoints[1].weights_id
     score_path(run, "xagain", "loglikelihood", weights[::-1]).unlink()
     row = build_report([run]).average(1, "loglikelihood")
@@ -232,8 +232,8 @@ RULES = (
 )
 
 
-def test_gate_counts_requests_once(synthetic: SimpleNamespace, tmp_path: Path) -> None:
-    run = make(synthetic, tmp_path)
+def test_gate_counts_requests_once(tmp_path: Path) -> None:
+    run = make(tmp_path)
     before = run_gate([run], policy(*RULES))
     after = run_gate([with_copy(run, "words", "xagain", documents=60)], policy(*RULES))
     strip = [[replace(r, look_at=()) for r in verdict.results] for verdict in (before, after)]
@@ -241,15 +241,15 @@ def test_gate_counts_requests_once(synthetic: SimpleNamespace, tmp_path: Path) -
     assert "XAGAIN: 60 of its 60 requests" in after.text
 
 
-def test_regression_counts_requests_once(synthetic: SimpleNamespace, tmp_path: Path) -> None:
-    old = with_copy(make(synthetic, tmp_path / "old"), "words", "xagain", documents=60)
-    new = with_copy(make(synthetic, tmp_path / "new", documents=120), "words", "xagain", documents=60)
+def test_regression_counts_requests_once(tmp_path: Path) -> None:
+    old = with_copy(make(tmp_path / "old"), "words", "xagain", documents=60)
+    new = with_copy(make(tmp_path / "new", documents=120), "words", "xagain", documents=60)
     rule = {"metric": "regression", "max": 1, "baseline": str(old), "protocol": "loglikelihood"}
     assert {result.documents for result in run_gate([new], policy(rule)).results} == {240}
 
 
-def test_distances_count_requests_once(synthetic: SimpleNamespace, tmp_path: Path) -> None:
-    run = with_copy(make(synthetic, tmp_path), "words", "xagain", documents=60)
+def test_distances_count_requests_once(tmp_path: Path) -> None:
+    run = with_copy(make(tmp_path), "words", "xagain", documents=60)
     tensor = load_result_tensor([run])
     ids = [each.weights_id for each in tensor.checkpoints]
     frame = pd.concat(

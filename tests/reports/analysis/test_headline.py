@@ -2,10 +2,10 @@
 
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 from evalsuite.reports.headline import recovery_sentence
 from evalsuite.reports.report import Report, build_report
+from tests.reports.conftest import SyntheticBenchmark, SyntheticCheckpoint, make_run
 from tests.reports.score_edits import Row, edit_rows
 
 
@@ -13,22 +13,16 @@ def without(labels: set[str], number: int, row: Row) -> Row | None:
     return None if row["checkpoint"] in labels else row
 
 
-def make_report(synthetic: SimpleNamespace, run: Path, lacking: dict[str, dict[str, set[str]]]) -> Report:
+def make_report(run: Path, lacking: dict[str, dict[str, set[str]]]) -> Report:
     """A run of three benchmarks; `lacking`: benchmark → protocol → the checkpoints without scores there."""
-    synthetic.make_run(
+    make_run(
         run,
         [
-            synthetic.SyntheticBenchmark(
-                "arc_easy", "ARC-Easy", "knowledge", 100, protocols=("loglikelihood",)
-            ),
-            synthetic.SyntheticBenchmark("piqa", "PIQA", "common_sense", 100),
-            synthetic.SyntheticBenchmark("boolq", "BoolQ", "knowledge", 100),
+            SyntheticBenchmark("arc_easy", "ARC-Easy", "knowledge", 100, protocols=("loglikelihood",)),
+            SyntheticBenchmark("piqa", "PIQA", "common_sense", 100),
+            SyntheticBenchmark("boolq", "BoolQ", "knowledge", 100),
         ],
-        [
-            synthetic.SyntheticCheckpoint("t", lambda b, p, c: 0.7, "teacher"),
-            synthetic.SyntheticCheckpoint("s", lambda b, p, c: 0.6),
-            synthetic.SyntheticCheckpoint("better", lambda b, p, c: 0.68),
-        ],
+        {"t": 0.7, "s": 0.6, "better": 0.68},
     )
     for benchmark, protocols in lacking.items():
         for protocol, labels in protocols.items():
@@ -43,15 +37,13 @@ def recoveries(report: Report, label: str) -> list[str]:
     return [f"{100 * point:.1f} % of its teacher" for point in points]
 
 
-def test_incomplete_students_are_compared_if_they_have_most_benchmarks(
-    synthetic: SimpleNamespace, tmp_path: Path
-) -> None:
+def test_incomplete_students_are_compared_if_they_have_most_benchmarks(tmp_path: Path) -> None:
     nobody, fewer = {"s", "better"}, {"better"}
     lacking = {
         "piqa": {"loglikelihood": nobody, "generation": nobody},
         "boolq": {"loglikelihood": fewer, "generation": fewer},
     }
-    report = make_report(synthetic, tmp_path / "run", lacking)
+    report = make_report(tmp_path / "run", lacking)
     chosen, generated = recoveries(report, "s")
     assert recovery_sentence(report) == (
         f"s recovers {chosen} under log-likelihood over 2 of 3 benchmarks and {generated} under generation "
@@ -59,38 +51,34 @@ def test_incomplete_students_are_compared_if_they_have_most_benchmarks(
     )
 
 
-def test_a_protocol_that_only_others_were_measured_under_is_named(
-    synthetic: SimpleNamespace, tmp_path: Path
-) -> None:
+def test_a_protocol_that_only_others_were_measured_under_is_named(tmp_path: Path) -> None:
     lacking = {name: {"generation": {"better"}} for name in ("piqa", "boolq")}
-    report = make_report(synthetic, tmp_path / "run", lacking)
+    report = make_report(tmp_path / "run", lacking)
     (recovered,) = recoveries(report, "better")
     assert recovery_sentence(report).startswith(f"better recovers {recovered} under log-likelihood")
     assert recovery_sentence(report).endswith("; it was not measured under generation.")
-    whole = make_report(synthetic, tmp_path / "whole", {})
+    whole = make_report(tmp_path / "whole", {})
     assert "was not measured" not in recovery_sentence(whole)
 
 
-def test_an_incomplete_category_gives_way_to_the_informative_benchmarks(
-    synthetic: SimpleNamespace, tmp_path: Path
-) -> None:
+def test_an_incomplete_category_gives_way_to_the_informative_benchmarks(tmp_path: Path) -> None:
     def score(label: str, benchmark: str, protocol: str) -> float:
         if benchmark == "boolq" and protocol == "generation":
             return 0.1
         return 0.7 if label == "t" else 0.5
 
-    run = synthetic.make_run(
+    run = make_run(
         tmp_path / "run",
         [
-            synthetic.SyntheticBenchmark("boolq", "BoolQ", "knowledge", 400),
+            SyntheticBenchmark("boolq", "BoolQ", "knowledge", 400),
             *(
-                synthetic.SyntheticBenchmark(name, name, "recall", 400, chance=0.0, protocols=("generation",))
+                SyntheticBenchmark(name, name, "recall", 400, chance=0.0, protocols=("generation",))
                 for name in ("single", "multikey", "words")
             ),
         ],
         [
-            synthetic.SyntheticCheckpoint("t", lambda b, p, c: score("t", b, p), "teacher"),
-            synthetic.SyntheticCheckpoint("s", lambda b, p, c: score("s", b, p)),
+            SyntheticCheckpoint("t", lambda b, p, c: score("t", b, p), "teacher"),
+            SyntheticCheckpoint("s", lambda b, p, c: score("s", b, p)),
         ],
     )
     for name in ("multikey", "words"):

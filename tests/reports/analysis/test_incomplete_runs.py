@@ -1,7 +1,6 @@
 """What a report says of students that answered less than others, and of teachers with little to lose."""
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -10,35 +9,34 @@ from evalsuite.reports.headline import recovery_sentence
 from evalsuite.reports.measures.agreement import agreement_with_teacher
 from evalsuite.reports.measures.papers import paper_comparison
 from evalsuite.reports.report import Report
+from tests.reports.conftest import SyntheticBenchmark, SyntheticCheckpoint, make_run
 from tests.reports.score_edits import edit_rows
 
 GENERATION = ("arc_easy", "piqa", "gsm8k")
 
 
 @pytest.fixture(scope="module")
-def zoo(synthetic: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, Path]:
+def zoo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, Path]:
     """A teacher that generates worse than guessing, its student, two variants with GSM8K alone under
     generation, and an intermediate checkpoint."""
 
     def student(label: str, recipe: str, score: float, generated: float = 0.1, **lineage: object) -> object:
         facts = {"recipe": {"name": recipe, "hash": recipe}, "seed": 0, "mixers": ["gla"] * 2, "tokens": 100}
-        return synthetic.SyntheticCheckpoint(
+        return SyntheticCheckpoint(
             label,
             lambda b, p, c: score if p == "loglikelihood" else generated if b != "gsm8k" else 0.5 * score,
             lineage=facts | lineage,
         )
 
-    run = synthetic.make_run(
+    run = make_run(
         tmp_path_factory.mktemp("zoo") / "run",
         [
-            synthetic.SyntheticBenchmark("arc_easy", "ARC-Easy", "knowledge", 400),
-            synthetic.SyntheticBenchmark("piqa", "PIQA", "common_sense", 400, chance=0.5),
-            synthetic.SyntheticBenchmark(
-                "gsm8k", "GSM8K", "reasoning", 400, chance=0.0, protocols=("generation",)
-            ),
+            SyntheticBenchmark("arc_easy", "ARC-Easy", "knowledge", 400),
+            SyntheticBenchmark("piqa", "PIQA", "common_sense", 400, chance=0.5),
+            SyntheticBenchmark("gsm8k", "GSM8K", "reasoning", 400, chance=0.0, protocols=("generation",)),
         ],
         [
-            synthetic.SyntheticCheckpoint(
+            SyntheticCheckpoint(
                 "t", lambda b, p, c: 0.8 if p == "loglikelihood" else 0.1 if b != "gsm8k" else 0.5, "teacher"
             ),
             student("gla", "plain", 0.7),
@@ -144,15 +142,11 @@ def test_rank_changes_are_marked_as_proven(zoo: tuple[Report, Path]) -> None:
     assert "Scores are recoveries over all benchmarks of each protocol." in page
 
 
-def test_student_above_teacher_is_not_the_headline(synthetic: SimpleNamespace, tmp_path: Path) -> None:
-    run = synthetic.make_run(
+def test_student_above_teacher_is_not_the_headline(tmp_path: Path) -> None:
+    run = make_run(
         tmp_path / "run",
-        [synthetic.SyntheticBenchmark("piqa", "PIQA", "common_sense", 400, protocols=("loglikelihood",))],
-        [
-            synthetic.SyntheticCheckpoint("t", lambda b, p, c: 0.6, "teacher"),
-            synthetic.SyntheticCheckpoint("keeps", lambda b, p, c: 0.57),
-            synthetic.SyntheticCheckpoint("learns", lambda b, p, c: 0.8),
-        ],
+        [SyntheticBenchmark("piqa", "PIQA", "common_sense", 400, protocols=("loglikelihood",))],
+        {"t": 0.6, "keeps": 0.57, "learns": 0.8},
         rho=0.9,
     )
     report = compare([run], tmp_path / "out").report
@@ -161,19 +155,19 @@ def test_student_above_teacher_is_not_the_headline(synthetic: SimpleNamespace, t
     assert any(warning.startswith(said) for warning in report.warnings)
 
 
-def test_gains_that_offset_losses_are_a_warning(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+def test_gains_that_offset_losses_are_a_warning(tmp_path: Path) -> None:
     benchmarks = [
-        synthetic.SyntheticBenchmark(name, name.upper(), "knowledge", 400, protocols=("loglikelihood",))
+        SyntheticBenchmark(name, name.upper(), "knowledge", 400, protocols=("loglikelihood",))
         for name in ("a", "b", "c")
     ]
     scores = {"a": 0.7, "b": 0.3, "c": 0.5}
-    run = synthetic.make_run(
+    run = make_run(
         tmp_path / "run",
         benchmarks,
         [
-            synthetic.SyntheticCheckpoint("t", lambda b, p, c: 0.5, "teacher"),
-            synthetic.SyntheticCheckpoint("trades", lambda b, p, c: scores[b]),
-            synthetic.SyntheticCheckpoint("keeps", lambda b, p, c: 0.48),
+            SyntheticCheckpoint("t", lambda b, p, c: 0.5, "teacher"),
+            SyntheticCheckpoint("trades", lambda b, p, c: scores[b]),
+            SyntheticCheckpoint("keeps", lambda b, p, c: 0.48),
         ],
         rho=0.9,
     )

@@ -5,7 +5,6 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,13 +17,13 @@ from evalsuite.reports.measures.letters import letters
 from evalsuite.reports.measures.scores import SCORES
 from evalsuite.reports.report import Report, build_report
 from evalsuite.reports.run import read_manifest, write_manifest
+from tests.reports.conftest import SyntheticBenchmark, SyntheticCheckpoint, make_run
 from tests.reports.score_edits import Row, edit_rows
 
 Truth = Callable[[str, str, int | None], float]
 
 
 def run_of(
-    synthetic: SimpleNamespace,
     folder: Path,
     benchmarks: list[tuple[str, float | None]],
     teacher: Truth,
@@ -32,28 +31,28 @@ def run_of(
     protocols: tuple[str, ...] = ("loglikelihood", "generation"),
 ) -> Path:
     """A teacher and a student on benchmarks with their chance levels."""
-    return synthetic.make_run(
+    return make_run(
         folder,
         [
-            synthetic.SyntheticBenchmark(name, name.upper(), "knowledge", 400, chance, protocols=protocols)
+            SyntheticBenchmark(name, name.upper(), "knowledge", 400, chance, protocols=protocols)
             for name, chance in benchmarks
         ],
         [
-            synthetic.SyntheticCheckpoint("t", teacher, "teacher"),
-            synthetic.SyntheticCheckpoint("s", student),
+            SyntheticCheckpoint("t", teacher, "teacher"),
+            SyntheticCheckpoint("s", student),
         ],
     )
 
 
 @pytest.fixture
-def mixed(synthetic: SimpleNamespace, tmp_path: Path) -> Report:
+def mixed(tmp_path: Path) -> Report:
     """One benchmark far above chance, one at chance, one of unknown chance, one without named answers."""
 
     def truth(benchmark: str, protocol: str, context: int | None) -> float:
         return 0.25 if benchmark == "chance" else 0.7
 
     benchmarks = [("good", 0.25), ("chance", 0.25), ("unknown", None), ("silent", 0.25)]
-    run = run_of(synthetic, tmp_path / "run", benchmarks, truth, lambda *_: 0.5)
+    run = run_of(tmp_path / "run", benchmarks, truth, lambda *_: 0.5)
 
     def silence(number: int, row: Row) -> Row:
         detail = row["detail"] | {"extracted": ""}
@@ -79,12 +78,8 @@ def test_reasons_name_chance_and_missing_answers(mixed: Report) -> None:
     assert "CHANCE, UNKNOWN, SILENT" in warning
 
 
-def test_a_teacher_that_names_90_percent_of_its_answers_is_informative(
-    synthetic: SimpleNamespace, tmp_path: Path
-) -> None:
-    run = run_of(
-        synthetic, tmp_path / "run", [("edge", 0.25)], lambda *_: 0.7, lambda *_: 0.5, ("generation",)
-    )
+def test_a_teacher_that_names_90_percent_of_its_answers_is_informative(tmp_path: Path) -> None:
+    run = run_of(tmp_path / "run", [("edge", 0.25)], lambda *_: 0.7, lambda *_: 0.5, ("generation",))
 
     def silence(number: int, row: Row) -> Row:
         return row | {"detail": row["detail"] | {"extracted": ""}} if number % 10 == 0 else row
@@ -94,10 +89,8 @@ def test_a_teacher_that_names_90_percent_of_its_answers_is_informative(
     assert (row.named, row.why) == (0.9, "")
 
 
-def test_a_suite_declares_what_does_not_lead(synthetic: SimpleNamespace, tmp_path: Path) -> None:
-    run = run_of(
-        synthetic, tmp_path / "run", [("good", 0.25), ("seen", 0.25)], lambda *_: 0.7, lambda *_: 0.5
-    )
+def test_a_suite_declares_what_does_not_lead(tmp_path: Path) -> None:
+    run = run_of(tmp_path / "run", [("good", 0.25), ("seen", 0.25)], lambda *_: 0.7, lambda *_: 0.5)
     plan = read_manifest(run)
     reason = "its answers are in the training data"
     told = tuple(replace(each, not_leading=reason if each.name == "seen" else "") for each in plan.benchmarks)
@@ -131,19 +124,17 @@ def test_informative_average_is_that_of_its_benchmarks(mixed: Report) -> None:
     )
 
 
-def test_a_missing_informative_benchmark_prevents_a_rank(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+def test_a_missing_informative_benchmark_prevents_a_rank(tmp_path: Path) -> None:
     benchmarks = [("good", 0.25), ("lacking", 0.25), ("chance", 0.25)]
-    run = run_of(
-        synthetic, tmp_path / "run", benchmarks, lambda b, *_: 0.25 if b == "chance" else 0.7, lambda *_: 0.5
-    )
+    run = run_of(tmp_path / "run", benchmarks, lambda b, *_: 0.25 if b == "chance" else 0.7, lambda *_: 0.5)
     for name in ("lacking", "chance"):
         edit_rows(run, name, "loglikelihood", lambda _, row: row if row["checkpoint"] == "t" else None)
     row = build_report([run]).average(1, "loglikelihood", "informative")
     assert (row.benchmarks, row.missing, row.rank) == (("good",), ("lacking",), None)
 
 
-def test_a_teacher_at_chance_everywhere_measures_nothing(synthetic: SimpleNamespace, tmp_path: Path) -> None:
-    run = run_of(synthetic, tmp_path / "run", [("a", 0.25), ("b", 0.25)], lambda *_: 0.24, lambda *_: 0.26)
+def test_a_teacher_at_chance_everywhere_measures_nothing(tmp_path: Path) -> None:
+    run = run_of(tmp_path / "run", [("a", 0.25), ("b", 0.25)], lambda *_: 0.24, lambda *_: 0.26)
     comparison = compare([run], tmp_path / "out")
     said = "Nothing was measured: on no benchmark is 't' above chance with answers that it names."
     assert recovery_sentence(comparison.report) == said
@@ -157,11 +148,11 @@ def test_a_teacher_at_chance_everywhere_measures_nothing(synthetic: SimpleNamesp
     assert comparison.report.average(1, "loglikelihood", "informative") is None
 
 
-def test_capped_recovery_counts_no_gain(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+def test_capped_recovery_counts_no_gain(tmp_path: Path) -> None:
     def student(benchmark: str, protocol: str, context: int | None) -> float:
         return 0.9 if benchmark == "gained" else 0.4
 
-    run = run_of(synthetic, tmp_path / "run", [("gained", 0.25), ("lost", 0.25)], lambda *_: 0.6, student)
+    run = run_of(tmp_path / "run", [("gained", 0.25), ("lost", 0.25)], lambda *_: 0.6, student)
     report = build_report([run])
     scores = {
         (r.benchmark, r.checkpoint): r.score.point for r in report.scores if r.protocol == "loglikelihood"
@@ -174,17 +165,13 @@ def test_capped_recovery_counts_no_gain(synthetic: SimpleNamespace, tmp_path: Pa
     assert interval.low < interval.point < interval.high <= 1
 
 
-def test_contexts_are_averaged_before_they_are_capped(synthetic: SimpleNamespace, tmp_path: Path) -> None:
-    run = synthetic.make_run(
+def test_contexts_are_averaged_before_they_are_capped(tmp_path: Path) -> None:
+    run = make_run(
         tmp_path / "run",
+        [SyntheticBenchmark("niah", "NIAH", "recall", 200, 0.0, (512, 1024), protocols=("generation",))],
         [
-            synthetic.SyntheticBenchmark(
-                "niah", "NIAH", "recall", 200, 0.0, (512, 1024), protocols=("generation",)
-            )
-        ],
-        [
-            synthetic.SyntheticCheckpoint("t", lambda *_: 0.5, "teacher"),
-            synthetic.SyntheticCheckpoint("s", lambda b, p, c: 0.8 if c == 512 else 0.1),
+            SyntheticCheckpoint("t", lambda *_: 0.5, "teacher"),
+            SyntheticCheckpoint("s", lambda b, p, c: 0.8 if c == 512 else 0.1),
         ],
     )
     row = build_report([run]).average(1, "generation")
@@ -192,8 +179,8 @@ def test_contexts_are_averaged_before_they_are_capped(synthetic: SimpleNamespace
     assert row.capped_recovery.point == pytest.approx(row.recovery.point)
 
 
-def test_letters_show_who_always_says_a(synthetic: SimpleNamespace, tmp_path: Path) -> None:
-    run = run_of(synthetic, tmp_path / "run", [("good", 0.25)], lambda *_: 0.7, lambda *_: 0.25)
+def test_letters_show_who_always_says_a(tmp_path: Path) -> None:
+    run = run_of(tmp_path / "run", [("good", 0.25)], lambda *_: 0.7, lambda *_: 0.25)
 
     def say_a(number: int, row: Row) -> Row:
         if row["checkpoint"] == "t":
@@ -223,13 +210,13 @@ def test_letters_show_who_always_says_a(synthetic: SimpleNamespace, tmp_path: Pa
     assert (teacher.responses, teacher.chance) == (400, 0.25)
 
 
-def test_accuracy_among_named_is_wider_with_clusters(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+def test_accuracy_among_named_is_wider_with_clusters(tmp_path: Path) -> None:
     widths = []
     for size in (0, 20):
-        run = synthetic.make_run(
+        run = make_run(
             tmp_path / str(size),
-            [synthetic.SyntheticBenchmark("a", "A", "knowledge", 400, cluster_size=size)],
-            [synthetic.SyntheticCheckpoint("t", lambda *_: 0.6, "teacher")],
+            [SyntheticBenchmark("a", "A", "knowledge", 400, cluster_size=size)],
+            [SyntheticCheckpoint("t", lambda *_: 0.6, "teacher")],
         )
         (row,) = build_report([run]).of(letters)
         assert row.accuracy_among_named.point == pytest.approx(0.6, abs=0.12)

@@ -1,7 +1,6 @@
 """Intervals and verdicts contain what moves results: clusters, sampling seeds, runs, multiplicity."""
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from evalsuite.reports.json_values import to_json
 from evalsuite.reports.page.benchmark_cells import benchmark_columns
 from evalsuite.reports.report import build_report
 from evalsuite.reports.statistics import paired
+from tests.reports.conftest import SyntheticBenchmark, SyntheticCheckpoint, make_run
 
 
 def constant(value: float) -> Any:
@@ -31,18 +31,18 @@ def lineage(recipe: str, seed: int) -> dict[str, Any]:
 
 
 @pytest.fixture
-def pair(synthetic: SimpleNamespace, tmp_path: Path) -> Any:
+def pair(tmp_path: Path) -> Any:
     """Factory of a run with a teacher and one student on one benchmark."""
 
     def make(
         name: str = "run", teacher: float = 0.7, student: float = 0.6, seed: int = 0, **spec: Any
     ) -> Path:
-        benchmark = synthetic.SyntheticBenchmark("f", "F", "knowledge", **spec)
+        benchmark = SyntheticBenchmark("f", "F", "knowledge", **spec)
         models = [
-            synthetic.SyntheticCheckpoint("t", constant(teacher), "teacher"),
-            synthetic.SyntheticCheckpoint("s", constant(student)),
+            SyntheticCheckpoint("t", constant(teacher), "teacher"),
+            SyntheticCheckpoint("s", constant(student)),
         ]
-        return synthetic.make_run(tmp_path / name, [benchmark], models, seed)
+        return make_run(tmp_path / name, [benchmark], models, seed)
 
     return make
 
@@ -90,7 +90,7 @@ def test_recovery_of_scores_that_cannot_be_negative_is_not_negative(pair: Any) -
                 assert row.recovery.interval.low >= 0
 
 
-def test_what_the_gate_measures_is_that_of_the_page(synthetic: SimpleNamespace, pair: Any) -> None:
+def test_what_the_gate_measures_is_that_of_the_page(pair: Any) -> None:
     rule = {"metric": "chance_normalized_recovery", "min": 0.5, "protocol": "generation"}
     measured = set()
     for seed in range(1, 5):
@@ -138,19 +138,19 @@ def test_regression_has_the_variance_of_a_drop(pair: Any, spec: dict[str, Any]) 
     assert regression.high - regression.low == pytest.approx(drop.high - drop.low, rel=0.1)
 
 
-def test_another_student_moves_no_number(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+def test_another_student_moves_no_number(tmp_path: Path) -> None:
     benchmarks = [
-        synthetic.SyntheticBenchmark("f", "F", "knowledge", 150, seeds=(0, 1), seed_deviation=0.1),
-        synthetic.SyntheticBenchmark("g", "G", "recall", 12, continuous=True),
-        synthetic.SyntheticBenchmark("h", "H", "reasoning", 120, cluster_size=10),
+        SyntheticBenchmark("f", "F", "knowledge", 150, seeds=(0, 1), seed_deviation=0.1),
+        SyntheticBenchmark("g", "G", "recall", 12, continuous=True),
+        SyntheticBenchmark("h", "H", "reasoning", 120, cluster_size=10),
     ]
     models = [
-        synthetic.SyntheticCheckpoint("t", constant(0.7), "teacher"),
-        synthetic.SyntheticCheckpoint("a", constant(0.6)),
-        synthetic.SyntheticCheckpoint("b", constant(0.65)),
+        SyntheticCheckpoint("t", constant(0.7), "teacher"),
+        SyntheticCheckpoint("a", constant(0.6)),
+        SyntheticCheckpoint("b", constant(0.65)),
     ]
-    small = build_report([synthetic.make_run(tmp_path / "small", benchmarks, models[:2])])
-    large = build_report([synthetic.make_run(tmp_path / "large", benchmarks, models)])
+    small = build_report([make_run(tmp_path / "small", benchmarks, models[:2])])
+    large = build_report([make_run(tmp_path / "large", benchmarks, models)])
     for kind in ("averages", "scores", "gaps"):
         before = [_without_rank(row) for row in getattr(small, kind)]
         after = [_without_rank(row) for row in getattr(large, kind) if row.checkpoint != 2]
@@ -166,13 +166,11 @@ def _without_rank(row: Any) -> dict[str, Any]:
 
 
 @pytest.mark.long
-def test_cells_that_show_gain_or_loss_are_corrected_for_multiplicity(
-    synthetic: SimpleNamespace, tmp_path: Path
-) -> None:
-    benchmarks = [synthetic.SyntheticBenchmark(f"b{i}", f"B{i}", "knowledge", 200) for i in range(5)]
-    models = [synthetic.SyntheticCheckpoint("t", constant(0.6), "teacher")]
-    models += [synthetic.SyntheticCheckpoint(f"s{i}", constant(0.6)) for i in range(10)]
-    report = build_report([synthetic.make_run(tmp_path / "run", benchmarks, models, seed=1)])
+def test_cells_that_show_gain_or_loss_are_corrected_for_multiplicity(tmp_path: Path) -> None:
+    benchmarks = [SyntheticBenchmark(f"b{i}", f"B{i}", "knowledge", 200) for i in range(5)]
+    models = [SyntheticCheckpoint("t", constant(0.6), "teacher")]
+    models += [SyntheticCheckpoint(f"s{i}", constant(0.6)) for i in range(10)]
+    report = build_report([make_run(tmp_path / "run", benchmarks, models, seed=1)])
     cells = [
         column.cell(student).kind for column in benchmark_columns(report) for student in report.students()
     ]
@@ -193,15 +191,15 @@ def test_pairs_have_no_pooled_mcnemar_test(pair: Any) -> None:
         assert "mcnemar" not in to_json(row)
 
 
-def test_runs_of_one_recipe_are_never_proven_different(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+def test_runs_of_one_recipe_are_never_proven_different(tmp_path: Path) -> None:
     models = [
-        synthetic.SyntheticCheckpoint("t", constant(0.8), "teacher"),
-        synthetic.SyntheticCheckpoint("a0", constant(0.75), lineage=lineage("a", 0)),
-        synthetic.SyntheticCheckpoint("a1", constant(0.45), lineage=lineage("a", 1)),
-        synthetic.SyntheticCheckpoint("b0", constant(0.60), lineage=lineage("b", 0)),
+        SyntheticCheckpoint("t", constant(0.8), "teacher"),
+        SyntheticCheckpoint("a0", constant(0.75), lineage=lineage("a", 0)),
+        SyntheticCheckpoint("a1", constant(0.45), lineage=lineage("a", 1)),
+        SyntheticCheckpoint("b0", constant(0.60), lineage=lineage("b", 0)),
     ]
-    benchmark = synthetic.SyntheticBenchmark("f", "F", "knowledge", 400, protocols=("loglikelihood",))
-    report = build_report([synthetic.make_run(tmp_path / "run", [benchmark], models)])
+    benchmark = SyntheticBenchmark("f", "F", "knowledge", 400, protocols=("loglikelihood",))
+    report = build_report([make_run(tmp_path / "run", [benchmark], models)])
     proven = {(row.first, row.second): row.proven for row in report.pairs}
     assert not proven[1, 2]
     # The other recipe is within the spread of this one's runs.
@@ -214,17 +212,17 @@ def test_runs_of_one_recipe_are_never_proven_different(synthetic: SimpleNamespac
 
 
 @pytest.mark.long
-def test_interval_of_a_recipe_contains_its_runs(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+def test_interval_of_a_recipe_contains_its_runs(tmp_path: Path) -> None:
     models = [
-        synthetic.SyntheticCheckpoint("t", constant(0.8), "teacher"),
+        SyntheticCheckpoint("t", constant(0.8), "teacher"),
         *[
-            synthetic.SyntheticCheckpoint(f"a{s}", constant(v), lineage=lineage("a", s))
+            SyntheticCheckpoint(f"a{s}", constant(v), lineage=lineage("a", s))
             for s, v in enumerate((0.62, 0.70, 0.66))
         ],
-        synthetic.SyntheticCheckpoint("b0", constant(0.6), lineage=lineage("b", 0)),
+        SyntheticCheckpoint("b0", constant(0.6), lineage=lineage("b", 0)),
     ]
-    benchmark = synthetic.SyntheticBenchmark("f", "F", "knowledge", 3000, protocols=("loglikelihood",))
-    report = build_report([synthetic.make_run(tmp_path / "run", [benchmark], models)])
+    benchmark = SyntheticBenchmark("f", "F", "knowledge", 3000, protocols=("loglikelihood",))
+    report = build_report([make_run(tmp_path / "run", [benchmark], models)])
     rows = [row for row in report.averages if row.scope == "all" and row.checkpoint]
     found = [to_json(row).get("recipe_recovery") for row in rows]
     assert all(found), "a row lacks the interval of its recipe"
@@ -235,22 +233,20 @@ def test_interval_of_a_recipe_contains_its_runs(synthetic: SimpleNamespace, tmp_
     assert found[0]["high"] - found[0]["low"] > 2 * 4.3 * 0.03 / 3**0.5
     # A single run of another recipe borrows the spread.
     assert found[3]["high"] - found[3]["low"] > 2 * rows[3].recovery.interval.width
-    alone = build_report([synthetic.make_run(tmp_path / "alone", [benchmark], [models[0], models[4]])])
+    alone = build_report([make_run(tmp_path / "alone", [benchmark], [models[0], models[4]])])
     row = to_json(next(row for row in alone.averages if row.scope == "all" and row.checkpoint))
     assert row["recipe_recovery"]["method"] == "one run, documents only"
 
 
-def test_two_families_with_other_prompts_have_cells_of_their_own(
-    synthetic: SimpleNamespace, tmp_path: Path
-) -> None:
+def test_two_families_with_other_prompts_have_cells_of_their_own(tmp_path: Path) -> None:
     def family(name: str, prompts: str) -> list[Any]:
-        teacher = synthetic.SyntheticCheckpoint(f"t{name}", constant(0.7), "teacher", prompts=prompts)
+        teacher = SyntheticCheckpoint(f"t{name}", constant(0.7), "teacher", prompts=prompts)
         its = {"teacher": {"weights_id": teacher.weights_id, "label": teacher.label}}
-        student = synthetic.SyntheticCheckpoint(f"s{name}", constant(0.6), lineage=its, prompts=prompts)
+        student = SyntheticCheckpoint(f"s{name}", constant(0.6), lineage=its, prompts=prompts)
         return [teacher, student]
 
-    benchmark = synthetic.SyntheticBenchmark("f", "F", "knowledge", 100)
-    run = synthetic.make_run(tmp_path / "run", [benchmark], [*family("1", ""), *family("2", " other")])
+    benchmark = SyntheticBenchmark("f", "F", "knowledge", 100)
+    run = make_run(tmp_path / "run", [benchmark], [*family("1", ""), *family("2", " other")])
     report = build_report([run])
     compared = {(row.checkpoint, row.protocol) for row in report.scores if row.drop is not None}
     assert compared == {(s, p) for s in (1, 3) for p in ("loglikelihood", "generation")}
@@ -258,14 +254,12 @@ def test_two_families_with_other_prompts_have_cells_of_their_own(
     assert {row.checkpoint for row in report.gaps} == {1, 3}
 
 
-def test_gains_are_listed_also_where_the_teacher_is_below_chance(
-    synthetic: SimpleNamespace, tmp_path: Path
-) -> None:
+def test_gains_are_listed_also_where_the_teacher_is_below_chance(tmp_path: Path) -> None:
     models = [
-        synthetic.SyntheticCheckpoint("t", constant(0.1), "teacher"),
-        synthetic.SyntheticCheckpoint("s", constant(0.5)),
+        SyntheticCheckpoint("t", constant(0.1), "teacher"),
+        SyntheticCheckpoint("s", constant(0.5)),
     ]
-    benchmark = synthetic.SyntheticBenchmark("f", "Facts", "knowledge", 400)
-    report = build_report([synthetic.make_run(tmp_path / "run", [benchmark], models)])
+    benchmark = SyntheticBenchmark("f", "Facts", "knowledge", 400)
+    report = build_report([make_run(tmp_path / "run", [benchmark], models)])
     listed = [text for text in report.warnings if text.startswith("Significantly above their teacher")]
     assert any("under generation" in text and "Facts" in text for text in listed)

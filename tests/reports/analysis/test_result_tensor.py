@@ -1,7 +1,6 @@
 """Several runs as one: what is compared is the same documents, and what is left out is said."""
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,21 +14,18 @@ from evalsuite.reports.records.run_selection import RunSelection
 from evalsuite.reports.records.score_files import read_rows, score_paths
 from evalsuite.reports.records.score_table import write_scores
 from evalsuite.reports.run import read_manifest, write_manifest
+from tests.reports.conftest import SyntheticBenchmark, SyntheticCheckpoint, make_run
 from tests.reports.score_edits import all_rows, edit_rows, write_unchecked
 
 
-def two(
-    synthetic: SimpleNamespace, run: Path, labels: tuple[str, ...] = ("teacher", "student"), **requested: Any
-) -> Path:
+def two(run: Path, labels: tuple[str, ...] = ("teacher", "student"), **requested: Any) -> Path:
     """A run of one benchmark; the first label is the teacher."""
     answerers = [
-        synthetic.SyntheticCheckpoint(label, lambda b, p, c: 0.7, "teacher" if i == 0 else "student")
+        SyntheticCheckpoint(label, lambda b, p, c: 0.7, "teacher" if i == 0 else "student")
         for i, label in enumerate(labels)
     ]
-    benchmarks = [
-        synthetic.SyntheticBenchmark("facts", "Facts", "knowledge", **({"documents": 60} | requested))
-    ]
-    return synthetic.make_run(run, benchmarks, answerers)
+    benchmarks = [SyntheticBenchmark("facts", "Facts", "knowledge", **({"documents": 60} | requested))]
+    return make_run(run, benchmarks, answerers)
 
 
 def edit(run: Path, benchmark: str, protocol: str, change: Any) -> None:
@@ -84,28 +80,28 @@ def test_cells_have_values_and_documents(small_run: Path) -> None:
     assert tensor.find("wikitext", "loglikelihood")[0].units.mean() > 1
 
 
-def test_student_without_lineage_gets_the_only_teacher(synthetic: SimpleNamespace, tmp_path: Path) -> None:
-    assert [s.teacher for s in merge_plans([two(synthetic, tmp_path)]).checkpoints] == [None, 0]
+def test_student_without_lineage_gets_the_only_teacher(tmp_path: Path) -> None:
+    assert [s.teacher for s in merge_plans([two(tmp_path)]).checkpoints] == [None, 0]
 
 
-def test_runs_are_merged_by_weights_id(synthetic: SimpleNamespace, tmp_path: Path) -> None:
-    one = two(synthetic, tmp_path / "one", ("teacher", "gla"))
-    other = two(synthetic, tmp_path / "other", ("teacher", "kda"))
+def test_runs_are_merged_by_weights_id(tmp_path: Path) -> None:
+    one = two(tmp_path / "one", ("teacher", "gla"))
+    other = two(tmp_path / "other", ("teacher", "kda"))
     tensor = load_result_tensor([one, other])
     assert [checkpoint.label for checkpoint in tensor.checkpoints] == ["teacher", "gla", "kda"]
     assert tensor.cells[0].values.shape == (3, 1, 60)
     assert tensor.warnings == ()
 
 
-def test_contradicting_scores_are_refused(synthetic: SimpleNamespace, tmp_path: Path) -> None:
-    one, other = two(synthetic, tmp_path / "one"), two(synthetic, tmp_path / "other")
+def test_contradicting_scores_are_refused(tmp_path: Path) -> None:
+    one, other = two(tmp_path / "one"), two(tmp_path / "other")
     edit(other, "facts", "loglikelihood", lambda row: row | {"values": {"acc": 1 - row["values"]["acc"]}})
     with pytest.raises(DataError, match=r"two different scores for document .*, row \d+, and .*row"):
         load_result_tensor([one, other])
 
 
-def test_contradicting_plans_are_refused(synthetic: SimpleNamespace, tmp_path: Path) -> None:
-    one, other = two(synthetic, tmp_path / "one"), two(synthetic, tmp_path / "other")
+def test_contradicting_plans_are_refused(tmp_path: Path) -> None:
+    one, other = two(tmp_path / "one"), two(tmp_path / "other")
     plan = read_json(other / "run.json")
     plan["benchmarks"][0]["protocols"]["loglikelihood"]["num_fewshot"] = 5
     write_json(other / "run.json", plan)
@@ -113,8 +109,8 @@ def test_contradicting_plans_are_refused(synthetic: SimpleNamespace, tmp_path: P
         load_result_tensor([one, other])
 
 
-def test_unfinished_checkpoint_is_excluded_with_warning(synthetic: SimpleNamespace, tmp_path: Path) -> None:
-    run = two(synthetic, tmp_path, ("teacher", "done", "unfinished"))
+def test_unfinished_checkpoint_is_excluded_with_warning(tmp_path: Path) -> None:
+    run = two(tmp_path, ("teacher", "done", "unfinished"))
     kept = iter(range(10_000))
     edit(
         run,
@@ -129,8 +125,8 @@ def test_unfinished_checkpoint_is_excluded_with_warning(synthetic: SimpleNamespa
     assert [(each.checkpoint, each.documents, each.planned) for each in tensor.incomplete] == [(2, 20, 60)]
 
 
-def test_partial_cells_are_compared_on_request(synthetic: SimpleNamespace, tmp_path: Path) -> None:
-    run = two(synthetic, tmp_path)
+def test_partial_cells_are_compared_on_request(tmp_path: Path) -> None:
+    run = two(tmp_path)
     kept = iter(range(10_000))
     edit(
         run,
@@ -149,8 +145,8 @@ def test_partial_cells_are_compared_on_request(synthetic: SimpleNamespace, tmp_p
     assert load_result_tensor([run], RunSelection(min_coverage=0.51)).cells[0].present == (0,)
 
 
-def test_documents_with_other_prompts_are_not_compared(synthetic: SimpleNamespace, tmp_path: Path) -> None:
-    run = two(synthetic, tmp_path)
+def test_documents_with_other_prompts_are_not_compared(tmp_path: Path) -> None:
+    run = two(tmp_path)
     changed = iter(range(10_000))
     edit(
         run,
@@ -168,8 +164,8 @@ def test_documents_with_other_prompts_are_not_compared(synthetic: SimpleNamespac
     assert (partial.present, len(partial.documents)) == ((0, 1), 55)
 
 
-def test_errors_are_wrong_or_excluded(synthetic: SimpleNamespace, tmp_path: Path) -> None:
-    run = two(synthetic, tmp_path)
+def test_errors_are_wrong_or_excluded(tmp_path: Path) -> None:
+    run = two(tmp_path)
     wrong = iter(range(10_000))
     edit(
         run,
@@ -195,9 +191,9 @@ def test_errors_are_wrong_or_excluded(synthetic: SimpleNamespace, tmp_path: Path
     assert any("(errors exclude)" in warning for warning in tensor.warnings)
 
 
-def test_another_fingerprint_is_another_checkpoint(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+def test_another_fingerprint_is_another_checkpoint(tmp_path: Path) -> None:
     """Unless both are declared the same: then one of them counts in each cell, with a warning."""
-    one, other = two(synthetic, tmp_path / "one"), two(synthetic, tmp_path / "other")
+    one, other = two(tmp_path / "one"), two(tmp_path / "other")
     for protocol in ("loglikelihood", "generation"):
         edit(other, "facts", protocol, lambda row: row | {"fingerprint": "bf16" + row["weights_id"]})
     tensor = load_result_tensor([one, other])
@@ -215,15 +211,15 @@ def test_another_fingerprint_is_another_checkpoint(synthetic: SimpleNamespace, t
     assert any("was evaluated more than once under log-likelihood" in w for w in tensor.warnings)
 
 
-def test_score_outside_unit_interval_is_refused(synthetic: SimpleNamespace, tmp_path: Path) -> None:
-    run = two(synthetic, tmp_path)
+def test_score_outside_unit_interval_is_refused(tmp_path: Path) -> None:
+    run = two(tmp_path)
     edit(run, "facts", "loglikelihood", lambda row: row | {"values": {"acc": 55.0}})
     with pytest.raises(DataError, match="row 1: acc = 55; a score is a fraction"):
         load_result_tensor([run])
 
 
-def test_other_sampling_is_ignored_or_refused(synthetic: SimpleNamespace, tmp_path: Path) -> None:
-    run = two(synthetic, tmp_path)
+def test_other_sampling_is_ignored_or_refused(tmp_path: Path) -> None:
+    run = two(tmp_path)
     for path in score_paths(run, "facts", "generation"):
         rows = list(read_rows(path).values())
         write_unchecked(path, [*rows, *(row | {"sampling": "t0.7"} for row in rows)])
@@ -238,16 +234,16 @@ def test_other_sampling_is_ignored_or_refused(synthetic: SimpleNamespace, tmp_pa
         load_result_tensor([run])
 
 
-def test_teacher_option(synthetic: SimpleNamespace, tmp_path: Path) -> None:
-    run = two(synthetic, tmp_path, ("teacher", "a", "b"))
+def test_teacher_option(tmp_path: Path) -> None:
+    run = two(tmp_path, ("teacher", "a", "b"))
     checkpoints = load_result_tensor([run], RunSelection(teacher="b")).checkpoints
     assert [(s.label, s.teacher) for s in checkpoints] == [("b", None), ("teacher", 0), ("a", 0)]
     with pytest.raises(ConfigError, match="no run has a checkpoint 'bb'"):
         load_result_tensor([run], RunSelection(teacher="bb"))
 
 
-def test_selected_checkpoints_keep_their_teacher(synthetic: SimpleNamespace, tmp_path: Path) -> None:
-    run = two(synthetic, tmp_path, ("teacher", "a", "b"))
+def test_selected_checkpoints_keep_their_teacher(tmp_path: Path) -> None:
+    run = two(tmp_path, ("teacher", "a", "b"))
     tensor = load_result_tensor([run], RunSelection(checkpoints=("b",)))
     assert [(each.label, each.teacher) for each in tensor.checkpoints] == [("teacher", None), ("b", 0)]
     assert tensor.find("facts", "generation")[0].present == (0, 1)
@@ -262,8 +258,8 @@ def test_invalid_selections_are_refused(options: dict[str, Any]) -> None:
         RunSelection(**options)
 
 
-def test_more_documents_than_planned_are_refused(synthetic: SimpleNamespace, tmp_path: Path) -> None:
-    run = two(synthetic, tmp_path)
+def test_more_documents_than_planned_are_refused(tmp_path: Path) -> None:
+    run = two(tmp_path)
     plan = read_json(run / "run.json")
     plan["benchmarks"][0]["protocols"]["generation"]["documents"] = 50
     write_json(run / "run.json", plan)
@@ -280,9 +276,9 @@ def test_invalid_counts_are_refused(small_run: Path, tmp_path: Path, documents: 
         read_manifest(tmp_path)
 
 
-def test_runs_with_other_counts_are_incomplete(synthetic: SimpleNamespace, tmp_path: Path) -> None:
-    one = two(synthetic, tmp_path / "one", ("teacher", "large"))
-    other = two(synthetic, tmp_path / "other", ("teacher", "small"))
+def test_runs_with_other_counts_are_incomplete(tmp_path: Path) -> None:
+    one = two(tmp_path / "one", ("teacher", "large"))
+    other = two(tmp_path / "other", ("teacher", "small"))
     first = {row["doc_id"] for row in all_rows(other, "facts", "generation")}
     kept = sorted(first)[:40]
     edit(other, "facts", "generation", lambda row: row if row["doc_id"] in kept else None)
@@ -295,8 +291,8 @@ def test_runs_with_other_counts_are_incomplete(synthetic: SimpleNamespace, tmp_p
     assert {(each.checkpoint, each.documents, each.planned) for each in tensor.incomplete} == {(2, 40, 60)}
 
 
-def test_missing_seed_is_incomplete(synthetic: SimpleNamespace, tmp_path: Path) -> None:
-    run = two(synthetic, tmp_path, protocols=("generation",), seeds=(0, 1))
+def test_missing_seed_is_incomplete(tmp_path: Path) -> None:
+    run = two(tmp_path, protocols=("generation",), seeds=(0, 1))
     edit(
         run,
         "facts",
@@ -308,8 +304,8 @@ def test_missing_seed_is_incomplete(synthetic: SimpleNamespace, tmp_path: Path) 
     assert [(each.checkpoint, each.documents) for each in tensor.incomplete] == [(1, 0)]
 
 
-def test_equal_labels_get_a_suffix(synthetic: SimpleNamespace, tmp_path: Path) -> None:
-    one, other = two(synthetic, tmp_path / "one"), two(synthetic, tmp_path / "other", ("teacher", "gla"))
+def test_equal_labels_get_a_suffix(tmp_path: Path) -> None:
+    one, other = two(tmp_path / "one"), two(tmp_path / "other", ("teacher", "gla"))
     plan = read_json(other / "run.json")
     plan["checkpoints"][1]["label"] = "student"
     write_json(other / "run.json", plan)
@@ -318,15 +314,15 @@ def test_equal_labels_get_a_suffix(synthetic: SimpleNamespace, tmp_path: Path) -
     assert all(label.startswith("student (") for label in labels[1:])
 
 
-def test_students_are_paired_by_lineage(synthetic: SimpleNamespace, tmp_path: Path) -> None:
-    big = synthetic.SyntheticCheckpoint("big", lambda b, p, c: 0.8, "teacher")
-    small = synthetic.SyntheticCheckpoint("small", lambda b, p, c: 0.6, "teacher")
-    mine = synthetic.SyntheticCheckpoint(
+def test_students_are_paired_by_lineage(tmp_path: Path) -> None:
+    big = SyntheticCheckpoint("big", lambda b, p, c: 0.8, "teacher")
+    small = SyntheticCheckpoint("small", lambda b, p, c: 0.6, "teacher")
+    mine = SyntheticCheckpoint(
         "mine", lambda b, p, c: 0.5, lineage={"teacher": {"weights_id": small.weights_id, "path": "small"}}
     )
-    lost = synthetic.SyntheticCheckpoint("lost", lambda b, p, c: 0.5)
-    run = synthetic.make_run(
-        tmp_path, [synthetic.SyntheticBenchmark("facts", "Facts", "knowledge", 40)], [big, small, mine, lost]
+    lost = SyntheticCheckpoint("lost", lambda b, p, c: 0.5)
+    run = make_run(
+        tmp_path, [SyntheticBenchmark("facts", "Facts", "knowledge", 40)], [big, small, mine, lost]
     )
     tensor = load_result_tensor([run])
     assert [(s.label, s.teacher) for s in tensor.checkpoints] == [
@@ -350,18 +346,15 @@ def test_score_table_is_written_to_run_folder(small_run: Path) -> None:
     assert row["documents"] == row["ok"] + row["looped"] + row["truncated"] + row["extraction_failed"] == 100
 
 
-def test_interrupted_student_is_not_measured(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+def test_interrupted_student_is_not_measured(tmp_path: Path) -> None:
     """The first responses of an interrupted run are no random sample, however well they can be paired."""
-    run = synthetic.make_run(
+    run = make_run(
         tmp_path / "run",
         [
-            synthetic.SyntheticBenchmark("arc_easy", "ARC-Easy", "knowledge", 100),
-            synthetic.SyntheticBenchmark("piqa", "PIQA", "common_sense", 100),
+            SyntheticBenchmark("arc_easy", "ARC-Easy", "knowledge", 100),
+            SyntheticBenchmark("piqa", "PIQA", "common_sense", 100),
         ],
-        [
-            synthetic.SyntheticCheckpoint("t", lambda b, p, c: 0.7, "teacher"),
-            synthetic.SyntheticCheckpoint("s", lambda b, p, c: 0.6),
-        ],
+        {"t": 0.7, "s": 0.6},
     )
     edit_rows(
         run,

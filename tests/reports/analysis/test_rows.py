@@ -3,7 +3,6 @@
 import csv
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,6 +28,7 @@ from evalsuite.reports.report import build_report
 from evalsuite.reports.statistics.bootstrap import Stratum
 from evalsuite.reports.statistics.hypothesis_tests import paired_minimum_detectable_effect
 from evalsuite.reports.statistics.seeds import seed_effect
+from tests.reports.conftest import SyntheticBenchmark, SyntheticCheckpoint, make_run
 
 
 def resampled(*strata: list[tuple[float, ...]], weights: list[float] | None = None) -> BootstrapSample:
@@ -96,15 +96,13 @@ def test_weights_are_equal_per_benchmark_and_split_over_contexts(small_run: Path
     assert weights_of(cells) == pytest.approx([0.25, 0.25, 0.25, 0.125, 0.125])
 
 
-def test_group_counts_as_one_benchmark(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+def test_group_counts_as_one_benchmark(tmp_path: Path) -> None:
     benchmarks = [
-        synthetic.SyntheticBenchmark("a", "A", "knowledge", 20),
-        synthetic.SyntheticBenchmark("l1", "L1", "recall", 20, group="longbench"),
-        synthetic.SyntheticBenchmark("l2", "L2", "recall", 20, group="longbench"),
+        SyntheticBenchmark("a", "A", "knowledge", 20),
+        SyntheticBenchmark("l1", "L1", "recall", 20, group="longbench"),
+        SyntheticBenchmark("l2", "L2", "recall", 20, group="longbench"),
     ]
-    run = synthetic.make_run(
-        tmp_path, benchmarks, [synthetic.SyntheticCheckpoint("t", lambda b, p, c: 0.6, "teacher")]
-    )
+    run = make_run(tmp_path, benchmarks, [SyntheticCheckpoint("t", lambda b, p, c: 0.6, "teacher")])
     cells = [cell for cell in load_result_tensor([run]).cells if cell.protocol == "generation"]
     assert weights_of(cells) == pytest.approx([0.5, 0.25, 0.25])
     part = {"l1": 3.0, "l2": 1.0}
@@ -137,28 +135,26 @@ def test_the_detectable_effect_of_a_benchmark_is_that_of_its_discordant_document
     assert row.mde == paired_minimum_detectable_effect(row.wins + row.losses, row.documents)
 
 
-def test_the_deviation_of_sampling_seeds_is_a_square_root(synthetic: SimpleNamespace, tmp_path: Path) -> None:
-    benchmark = synthetic.SyntheticBenchmark(
+def test_the_deviation_of_sampling_seeds_is_a_square_root(tmp_path: Path) -> None:
+    benchmark = SyntheticBenchmark(
         "a", "A", "knowledge", 80, protocols=("generation",), seeds=(0, 1, 2), seed_deviation=1.0
     )
-    teacher = synthetic.SyntheticCheckpoint("t", lambda *_: 0.6, "teacher")
-    report = build_report([synthetic.make_run(tmp_path, [benchmark], [teacher])])
+    teacher = SyntheticCheckpoint("t", lambda *_: 0.6, "teacher")
+    report = build_report([make_run(tmp_path, [benchmark], [teacher])])
     (row,), (cell,) = report.scores, report.tensor.cells
     assert 0 < row.seed_deviation**2 == pytest.approx(seed_effect(cell.values[0].T).between_seeds)
 
 
-def test_equal_students_share_a_rank(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+def test_equal_students_share_a_rank(tmp_path: Path) -> None:
     def truth(benchmark: str, protocol: str, context: int | None) -> float:
         return 0.6
 
     answerers = [
-        synthetic.SyntheticCheckpoint("t", truth, "teacher"),
-        synthetic.SyntheticCheckpoint("a", truth),
-        synthetic.SyntheticCheckpoint("b", truth),
+        SyntheticCheckpoint("t", truth, "teacher"),
+        SyntheticCheckpoint("a", truth),
+        SyntheticCheckpoint("b", truth),
     ]
-    run = synthetic.make_run(
-        tmp_path, [synthetic.SyntheticBenchmark("f", "F", "knowledge", 100)], answerers, rho=1.0
-    )
+    run = make_run(tmp_path, [SyntheticBenchmark("f", "F", "knowledge", 100)], answerers, rho=1.0)
     rows = [row for row in build_report([run]).averages if row.scope == "all" and row.checkpoint]
     assert [(row.rank, row.rank_low, row.rank_high) for row in rows] == [(1, 1, 2)] * 4
 
@@ -197,18 +193,18 @@ def test_explained_is_the_change_without_failed_documents(report: Any) -> None:
     assert report.gap(1, "arc_easy").explained["looped"] == 0
 
 
-def test_inversions(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+def test_inversions(tmp_path: Path) -> None:
     def truth(by_loglikelihood: float, generated: float) -> Any:
         return lambda benchmark, protocol, context: (
             by_loglikelihood if protocol == "loglikelihood" else generated
         )
 
     answerers = [
-        synthetic.SyntheticCheckpoint("t", truth(0.9, 0.9), "teacher"),
-        synthetic.SyntheticCheckpoint("reader", truth(0.8, 0.3)),
-        synthetic.SyntheticCheckpoint("writer", truth(0.6, 0.7)),
+        SyntheticCheckpoint("t", truth(0.9, 0.9), "teacher"),
+        SyntheticCheckpoint("reader", truth(0.8, 0.3)),
+        SyntheticCheckpoint("writer", truth(0.6, 0.7)),
     ]
-    run = synthetic.make_run(tmp_path, [synthetic.SyntheticBenchmark("f", "F", "knowledge", 400)], answerers)
+    run = make_run(tmp_path, [SyntheticBenchmark("f", "F", "knowledge", 400)], answerers)
     agreement = build_report([run]).agreement
     assert agreement.tau == -1
     assert [(i.loglikelihood_above, i.generation_above, i.proven) for i in agreement.inversions] == [
@@ -216,7 +212,7 @@ def test_inversions(synthetic: SimpleNamespace, tmp_path: Path) -> None:
     ]
 
 
-def test_replicates_give_seed_deviation(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+def test_replicates_give_seed_deviation(tmp_path: Path) -> None:
     def lineage(seed: int) -> dict[str, Any]:
         return {
             "recipe": {"name": "r", "hash": f"h{seed}"},
@@ -225,12 +221,12 @@ def test_replicates_give_seed_deviation(synthetic: SimpleNamespace, tmp_path: Pa
             "tokens": 10,
         }
 
-    answerers = [synthetic.SyntheticCheckpoint("t", lambda b, p, c: 0.8, "teacher")]
+    answerers = [SyntheticCheckpoint("t", lambda b, p, c: 0.8, "teacher")]
     answerers += [
-        synthetic.SyntheticCheckpoint(f"gla-{s}", lambda b, p, c, s=s: 0.6 + 0.02 * s, lineage=lineage(s))
+        SyntheticCheckpoint(f"gla-{s}", lambda b, p, c, s=s: 0.6 + 0.02 * s, lineage=lineage(s))
         for s in range(3)
     ]
-    run = synthetic.make_run(tmp_path, [synthetic.SyntheticBenchmark("f", "F", "knowledge", 300)], answerers)
+    run = make_run(tmp_path, [SyntheticBenchmark("f", "F", "knowledge", 300)], answerers)
     report = build_report([run])
     groups = report.replicates
     assert [(group.checkpoints, group.protocol, group.scope) for group in groups] == [
@@ -246,27 +242,25 @@ def test_replicates_give_seed_deviation(synthetic: SimpleNamespace, tmp_path: Pa
     assert replicates_of(report.tensor, [replace(row, missing=("f",)) for row in report.averages]) == []
 
 
-def test_variants_of_one_name_that_train_differently_are_no_replicates(
-    synthetic: SimpleNamespace, tmp_path: Path
-) -> None:
+def test_variants_of_one_name_that_train_differently_are_no_replicates(tmp_path: Path) -> None:
     def lineage(seed: int, rate: float) -> dict[str, Any]:
         stage = {"name": "kd", "objective": "kd", "tokens": 10, "lr": rate}
         return {"recipe": {"name": "r"}, "seed": seed, "mixers": ["gla"], "tokens": 10, "stages": [stage]}
 
-    answerers = [synthetic.SyntheticCheckpoint("t", lambda b, p, c: 0.8, "teacher")]
+    answerers = [SyntheticCheckpoint("t", lambda b, p, c: 0.8, "teacher")]
     answerers += [
-        synthetic.SyntheticCheckpoint(f"gla-{i}", lambda b, p, c: 0.6, lineage=lineage(i, rate))
+        SyntheticCheckpoint(f"gla-{i}", lambda b, p, c: 0.6, lineage=lineage(i, rate))
         for i, rate in enumerate((1e-3, 1e-3, 4e-3))
     ]
-    run = synthetic.make_run(tmp_path, [synthetic.SyntheticBenchmark("f", "F", "knowledge", 300)], answerers)
+    run = make_run(tmp_path, [SyntheticBenchmark("f", "F", "knowledge", 300)], answerers)
     assert {group.checkpoints for group in build_report([run]).replicates} == {(1, 2)}
 
 
-def test_run_without_teacher_has_scores_and_a_warning(synthetic: SimpleNamespace, tmp_path: Path) -> None:
-    run = synthetic.make_run(
+def test_run_without_teacher_has_scores_and_a_warning(tmp_path: Path) -> None:
+    run = make_run(
         tmp_path,
-        [synthetic.SyntheticBenchmark("f", "F", "knowledge", 50)],
-        [synthetic.SyntheticCheckpoint("alone", lambda b, p, c: 0.5)],
+        [SyntheticBenchmark("f", "F", "knowledge", 50)],
+        [SyntheticCheckpoint("alone", lambda b, p, c: 0.5)],
     )
     report = build_report([run])
     assert report.warnings[0].startswith("No teacher")
@@ -342,22 +336,18 @@ def test_references_are_cited_and_scales_are_near() -> None:
         macro_recovery([1.0, 2.0], [1.0])
 
 
-def test_recovery_is_compared_with_the_paper(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+def test_recovery_is_compared_with_the_paper(tmp_path: Path) -> None:
     answerers = [
-        synthetic.SyntheticCheckpoint("t", lambda b, p, c: 0.7, "teacher"),
-        synthetic.SyntheticCheckpoint(
-            "gdn", lambda b, p, c: 0.6, lineage={"mixers": ["gated_deltanet"] * 30}
-        ),
-        synthetic.SyntheticCheckpoint(
-            "hybrid", lambda b, p, c: 0.6, lineage={"mixers": ["gla"] * 29 + ["softmax"]}
-        ),
+        SyntheticCheckpoint("t", lambda b, p, c: 0.7, "teacher"),
+        SyntheticCheckpoint("gdn", lambda b, p, c: 0.6, lineage={"mixers": ["gated_deltanet"] * 30}),
+        SyntheticCheckpoint("hybrid", lambda b, p, c: 0.6, lineage={"mixers": ["gla"] * 29 + ["softmax"]}),
     ]
     benchmarks = [
-        synthetic.SyntheticBenchmark("arc_easy", "ARC-Easy", "knowledge", 100),
-        synthetic.SyntheticBenchmark("piqa", "PIQA", "common_sense", 100, chance=0.5),
-        synthetic.SyntheticBenchmark("mine", "Mine", "knowledge", 100),
+        SyntheticBenchmark("arc_easy", "ARC-Easy", "knowledge", 100),
+        SyntheticBenchmark("piqa", "PIQA", "common_sense", 100, chance=0.5),
+        SyntheticBenchmark("mine", "Mine", "knowledge", 100),
     ]
-    rows = build_report([synthetic.make_run(tmp_path, benchmarks, answerers)]).of(paper_comparison)
+    rows = build_report([make_run(tmp_path, benchmarks, answerers)]).of(paper_comparison)
     assert [(row.checkpoint, row.model, row.scale, row.benchmarks) for row in rows] == [
         (1, "Gated DeltaNet", "140M", ("ARC-E", "PIQA")),
         # The paper has no hybrids; its figures are on the same benchmarks.

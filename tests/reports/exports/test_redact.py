@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -12,6 +11,7 @@ from evalsuite.reports.page.samples import MAX_RESPONSE, MAX_RESPONSE_REDACTED, 
 from evalsuite.reports.records.merging import DivergedEntry
 from evalsuite.reports.report import Report, build_report
 from evalsuite.reports.run import DivergedStudent
+from tests.reports.conftest import SyntheticBenchmark, SyntheticCheckpoint, make_run
 from tests.reports.page_samples import sample_rows
 from tests.reports.score_edits import edit_rows
 
@@ -43,13 +43,9 @@ def test_the_path_of_a_diverged_student_is_reduced(report: Report) -> None:
 
 
 @pytest.mark.parametrize(("redacted", "length"), [(True, MAX_RESPONSE_REDACTED), (False, MAX_RESPONSE)])
-def test_responses_of_a_redacted_page_are_cut_shorter(
-    synthetic: SimpleNamespace, tmp_path: Path, redacted: bool, length: int
-) -> None:
-    benchmark = synthetic.SyntheticBenchmark("a", "A", "knowledge", 3, protocols=("generation",))
-    run = synthetic.make_run(
-        tmp_path / "run", [benchmark], [synthetic.SyntheticCheckpoint("t", lambda *_: 0.6, "teacher")]
-    )
+def test_responses_of_a_redacted_page_are_cut_shorter(tmp_path: Path, redacted: bool, length: int) -> None:
+    benchmark = SyntheticBenchmark("a", "A", "knowledge", 3, protocols=("generation",))
+    run = make_run(tmp_path / "run", [benchmark], [SyntheticCheckpoint("t", lambda *_: 0.6, "teacher")])
     edit_rows(
         run, "a", "generation", lambda _, row: row | {"detail": row["detail"] | {"response": "x" * 9000}}
     )

@@ -2,7 +2,6 @@
 
 import re
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -10,6 +9,7 @@ import yaml
 from evalsuite.foundation.strict import parse
 from evalsuite.reports import Policy, load_policy, policy_from_options, run_gate
 from evalsuite.reports.gate.verdict import ONLY_LOGLIKELIHOOD
+from tests.reports.conftest import SyntheticBenchmark, SyntheticCheckpoint, make_run
 
 ROOT = Path(__file__).parents[3]
 
@@ -24,17 +24,17 @@ def documented() -> Policy:
 
 
 @pytest.fixture(scope="module")
-def run(synthetic: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The demo's `gated_deltanet`: 81 % of its teacher by log-likelihood, 28.6 % under generation."""
-    made: Path = synthetic.make_run(
+    made: Path = make_run(
         tmp_path_factory.mktemp("demo") / "run",
         [
-            synthetic.SyntheticBenchmark("facts", "Facts", "knowledge", 150),
-            synthetic.SyntheticBenchmark("needles", "Needles", "recall", 150),
+            SyntheticBenchmark("facts", "Facts", "knowledge", 150),
+            SyntheticBenchmark("needles", "Needles", "recall", 150),
         ],
         [
-            synthetic.SyntheticCheckpoint("pocket", lambda *_: 0.999, "teacher"),
-            synthetic.SyntheticCheckpoint(
+            SyntheticCheckpoint("pocket", lambda *_: 0.999, "teacher"),
+            SyntheticCheckpoint(
                 "gated_deltanet", lambda _, protocol, __: 0.95 if protocol == "loglikelihood" else 0.286
             ),
         ],

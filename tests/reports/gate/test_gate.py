@@ -5,7 +5,6 @@ import os
 import shutil
 import xml.etree.ElementTree as ET
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from evalsuite.reports.gate.decide import decide
 from evalsuite.reports.rules.measurement import Measurement
 from evalsuite.reports.run import read_manifest
 from evalsuite.reports.statistics.contrasts import Contrast
+from tests.reports.conftest import SyntheticBenchmark, make_run
 from tests.reports.score_edits import all_rows, edit_rows
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -128,14 +128,9 @@ def test_run_without_students_exits_with_3(tmp_path: Path) -> None:
     assert run_gate([run], policy_from_options(min_recovery=0.9)).exit_code == 3
 
 
-def test_chance_normalized_recovery_of_teacher_at_chance_is_not_measured(
-    synthetic: SimpleNamespace, tmp_path: Path
-) -> None:
-    answerers = [
-        synthetic.SyntheticCheckpoint("t", lambda b, p, c: 0.26, "teacher"),
-        synthetic.SyntheticCheckpoint("s", lambda b, p, c: 0.26),
-    ]
-    run = synthetic.make_run(tmp_path, [synthetic.SyntheticBenchmark("f", "F", "knowledge", 150)], answerers)
+def test_chance_normalized_recovery_of_teacher_at_chance_is_not_measured(tmp_path: Path) -> None:
+    answerers = {"t": 0.26, "s": 0.26}
+    run = make_run(tmp_path, [SyntheticBenchmark("f", "F", "knowledge", 150)], answerers)
     verdict = run_gate([run], policy({"metric": "chance_normalized_recovery", "min": 0.9}))
     assert verdict.exit_code == 3
     assert "lead over chance" in verdict.results[0].why or "not above chance" in verdict.results[0].why

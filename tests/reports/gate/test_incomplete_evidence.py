@@ -5,7 +5,6 @@ import shutil
 import xml.etree.ElementTree as ET
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ import pytest
 from evalsuite.foundation import DataError, read_json, write_json
 from evalsuite.reports import compare, policy_from_options, run_gate
 from evalsuite.reports.run import read_manifest
+from tests.reports.conftest import SyntheticBenchmark, SyntheticCheckpoint, make_run
 from tests.reports.score_edits import edit_rows
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -38,15 +38,12 @@ def first_half(who: str) -> Callable[[int, Row], Row | None]:
     return lambda i, row: row if row["checkpoint"] != who or i <= sizes[row["benchmark"]] else None
 
 
-def identical(synthetic: SimpleNamespace, folder: Path, **facts: Any) -> Path:
+def identical(folder: Path, **facts: Any) -> Path:
     """A teacher, and a student that gives the same responses to 1,000 documents."""
-    return synthetic.make_run(
+    return make_run(
         folder,
-        [synthetic.SyntheticBenchmark("facts", "Facts", "knowledge", 500, protocols=("loglikelihood",))],
-        [
-            synthetic.SyntheticCheckpoint("teacher", lambda b, p, c: 0.8, "teacher"),
-            synthetic.SyntheticCheckpoint("student", lambda b, p, c: 0.8),
-        ],
+        [SyntheticBenchmark("facts", "Facts", "knowledge", 500, protocols=("loglikelihood",))],
+        {"teacher": 0.8, "student": 0.8},
         rho=1.0,
     )
 
@@ -69,8 +66,8 @@ def test_one_missing_document_is_not_measured(tmp_path: Path) -> None:
     assert "needle at 256 tokens: 'student' has 59 of 60 documents under generation" in verdict.text
 
 
-def test_errors_count_as_wrong(synthetic: SimpleNamespace, tmp_path: Path) -> None:
-    run = identical(synthetic, tmp_path / "run")
+def test_errors_count_as_wrong(tmp_path: Path) -> None:
+    run = identical(tmp_path / "run")
     assert run_gate([run], policy_from_options(min_recovery=0.95)).exit_code == 0
     edit_rows(
         run,
@@ -87,18 +84,15 @@ def test_errors_count_as_wrong(synthetic: SimpleNamespace, tmp_path: Path) -> No
     assert "95 log-likelihood responses of 'student' are errors and count as wrong" in verdict.text
 
 
-def test_perplexity_with_errors_is_not_measured(synthetic: SimpleNamespace, tmp_path: Path) -> None:
-    run = synthetic.make_run(
+def test_perplexity_with_errors_is_not_measured(tmp_path: Path) -> None:
+    run = make_run(
         tmp_path / "run",
         [
-            synthetic.SyntheticBenchmark(
+            SyntheticBenchmark(
                 "wikitext", "WikiText", "language_modeling", 60, None, (), ("loglikelihood",), perplexity=True
             )
         ],
-        [
-            synthetic.SyntheticCheckpoint("teacher", lambda b, p, c: 3.0, "teacher"),
-            synthetic.SyntheticCheckpoint("student", lambda b, p, c: 3.1),
-        ],
+        {"teacher": 3.0, "student": 3.1},
     )
     edit_rows(
         run,
@@ -173,22 +167,20 @@ def test_plan_without_document_counts_is_refused(tmp_path: Path) -> None:
         read_manifest(tmp_path)
 
 
-def test_two_teacher_families_have_cells_of_their_own(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+def test_two_teacher_families_have_cells_of_their_own(tmp_path: Path) -> None:
     """The second family has another tokenizer, hence other prompts for the same documents."""
-    teachers = [
-        synthetic.SyntheticCheckpoint(name, lambda b, p, c: 0.8, "teacher") for name in ("llama", "qwen")
-    ]
+    teachers = [SyntheticCheckpoint(name, lambda b, p, c: 0.8, "teacher") for name in ("llama", "qwen")]
     students = [
-        synthetic.SyntheticCheckpoint(
+        SyntheticCheckpoint(
             f"{teacher.label}-student",
             lambda b, p, c: 0.78,
             lineage={"teacher": {"weights_id": teacher.weights_id, "label": teacher.label}},
         )
         for teacher in teachers
     ]
-    run = synthetic.make_run(
+    run = make_run(
         tmp_path / "run",
-        [synthetic.SyntheticBenchmark("facts", "Facts", "knowledge", 400, protocols=("loglikelihood",))],
+        [SyntheticBenchmark("facts", "Facts", "knowledge", 400, protocols=("loglikelihood",))],
         [*teachers, *students],
         rho=0.95,
     )
@@ -214,25 +206,23 @@ def test_two_teacher_families_have_cells_of_their_own(synthetic: SimpleNamespace
     }
 
 
-def test_benchmarks_above_the_teacher_are_all_named(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+def test_benchmarks_above_the_teacher_are_all_named(tmp_path: Path) -> None:
     truth = {"below": 0.1, "above": 0.5}
     names = [f"b{i}" for i in range(6)]
-    run = synthetic.make_run(
+    run = make_run(
         tmp_path / "run",
         [
-            *(synthetic.SyntheticBenchmark(name, name.upper(), "knowledge", 400) for name in truth),
+            *(SyntheticBenchmark(name, name.upper(), "knowledge", 400) for name in truth),
             *(
-                synthetic.SyntheticBenchmark(
-                    name, name.upper(), "reasoning", 400, protocols=("loglikelihood",)
-                )
+                SyntheticBenchmark(name, name.upper(), "reasoning", 400, protocols=("loglikelihood",))
                 for name in names
             ),
         ],
         [
-            synthetic.SyntheticCheckpoint(
+            SyntheticCheckpoint(
                 "t", lambda b, p, c: truth.get(b, 0.5) if p == "generation" else 0.5, "teacher"
             ),
-            synthetic.SyntheticCheckpoint("s", lambda b, p, c: 0.8),
+            SyntheticCheckpoint("s", lambda b, p, c: 0.8),
         ],
         rho=0.9,
     )

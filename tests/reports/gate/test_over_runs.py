@@ -1,7 +1,6 @@
 """Verdicts over training runs: where the spread between them is known, one run does not decide."""
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +9,7 @@ from evalsuite.foundation import ConfigError
 from evalsuite.foundation.strict import parse
 from evalsuite.reports import Policy, run_gate
 from evalsuite.reports.gate.verdict import Verdict
+from tests.reports.conftest import SyntheticBenchmark, SyntheticCheckpoint, make_run
 
 
 def policy(rule: dict[str, Any], **more: Any) -> Policy:
@@ -18,21 +18,21 @@ def policy(rule: dict[str, Any], **more: Any) -> Policy:
 
 
 @pytest.fixture(scope="module")
-def run(synthetic: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two runs of one recipe and one of another."""
 
     def student(label: str, truth: float, recipe: str, seed: int) -> Any:
         lineage = {"recipe": {"name": recipe}, "seed": seed, "mixers": ["gla"] * 4}
-        return synthetic.SyntheticCheckpoint(label, lambda b, p, c: truth, lineage=lineage)
+        return SyntheticCheckpoint(label, lambda b, p, c: truth, lineage=lineage)
 
     models = [
-        synthetic.SyntheticCheckpoint("t", lambda b, p, c: 0.8, "teacher"),
+        SyntheticCheckpoint("t", lambda b, p, c: 0.8, "teacher"),
         student("a0", 0.55, "a", 0),
         student("a1", 0.70, "a", 1),
         student("b0", 0.55, "b", 0),
     ]
-    benchmark = synthetic.SyntheticBenchmark("f", "F", "knowledge", 800, protocols=("loglikelihood",))
-    made: Path = synthetic.make_run(tmp_path_factory.mktemp("runs") / "run", [benchmark], models)
+    benchmark = SyntheticBenchmark("f", "F", "knowledge", 800, protocols=("loglikelihood",))
+    made: Path = make_run(tmp_path_factory.mktemp("runs") / "run", [benchmark], models)
     return made
 
 
@@ -68,14 +68,11 @@ def gate(run: Path, rule: dict[str, Any], **more: Any) -> Verdict:
     return run_gate([run], policy(rule, checkpoints=["b0"], **more))
 
 
-def test_a_stated_spread_widens_the_interval_of_one_run(synthetic: SimpleNamespace, tmp_path: Path) -> None:
-    run = synthetic.make_run(
+def test_a_stated_spread_widens_the_interval_of_one_run(tmp_path: Path) -> None:
+    run = make_run(
         tmp_path / "run",
-        [synthetic.SyntheticBenchmark("f", "F", "knowledge", 3000, protocols=("loglikelihood",))],
-        [
-            synthetic.SyntheticCheckpoint("t", lambda *_: 0.8, "teacher"),
-            synthetic.SyntheticCheckpoint("b0", lambda *_: 0.745),
-        ],
+        [SyntheticBenchmark("f", "F", "knowledge", 3000, protocols=("loglikelihood",))],
+        {"t": 0.8, "b0": 0.745},
     )
     rule = {"metric": "recovery", "min": 0.9}
     documents, stated = gate(run, rule).results[0], gate(run, rule, run_spread=2.5).results[0]

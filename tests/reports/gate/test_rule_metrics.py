@@ -1,7 +1,6 @@
 """Metrics of rules: agreement and retained against the report, and a metric that a test registers."""
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from evalsuite.reports.measures.recovery import drop
 from evalsuite.reports.report import Report, build_report
 from evalsuite.reports.rules.measurement import Measurement
 from evalsuite.reports.rules.metric import RuleMetric
+from tests.reports.conftest import SyntheticBenchmark, SyntheticCheckpoint, make_run
 
 
 def policy(*rules: dict[str, Any]) -> Policy:
@@ -49,15 +49,15 @@ def test_flips_are_those_of_the_report(
 
 
 @pytest.fixture(scope="module")
-def guessing(synthetic: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def guessing(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run whose teacher knows `facts` and guesses on `riddles`."""
     scores = {"facts": (0.8, 0.7), "riddles": (0.25, 0.5)}
-    return synthetic.make_run(
+    return make_run(
         tmp_path_factory.mktemp("run"),
-        [synthetic.SyntheticBenchmark(name, name, "knowledge", 300) for name in scores],
+        [SyntheticBenchmark(name, name, "knowledge", 300) for name in scores],
         [
-            synthetic.SyntheticCheckpoint("teacher", lambda name, p, c: scores[name][0], "teacher"),
-            synthetic.SyntheticCheckpoint("student", lambda name, p, c: scores[name][1]),
+            SyntheticCheckpoint("teacher", lambda name, p, c: scores[name][0], "teacher"),
+            SyntheticCheckpoint("student", lambda name, p, c: scores[name][1]),
         ],
     )
 
@@ -95,16 +95,11 @@ def test_guesses_do_not_hide_a_loss_from_the_informative_scope(guessing: Path) -
     assert [each.outcome for each in run_gate([guessing], policy(*rules)).results] == ["pass", "regression"]
 
 
-def test_without_an_informative_benchmark_nothing_is_measured(
-    synthetic: SimpleNamespace, tmp_path: Path
-) -> None:
-    run = synthetic.make_run(
+def test_without_an_informative_benchmark_nothing_is_measured(tmp_path: Path) -> None:
+    run = make_run(
         tmp_path / "run",
-        [synthetic.SyntheticBenchmark("riddles", "Riddles", "knowledge", 200)],
-        [
-            synthetic.SyntheticCheckpoint("teacher", lambda *_: 0.24, "teacher"),
-            synthetic.SyntheticCheckpoint("student", lambda *_: 0.26),
-        ],
+        [SyntheticBenchmark("riddles", "Riddles", "knowledge", 200)],
+        {"teacher": 0.24, "student": 0.26},
     )
     for metric in ("capped_recovery", "agreement"):
         verdict = run_gate([run], policy({"metric": metric, "min": 0.9, "scope": "informative"}))

@@ -1,7 +1,6 @@
 """Named benchmarks of an unfinished run, and a limit on the documents that errors exclude."""
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +9,7 @@ from evalsuite.cli import main
 from evalsuite.foundation import ConfigError
 from evalsuite.foundation.strict import parse
 from evalsuite.reports import Policy, policy_from_options, run_gate
+from tests.reports.conftest import SyntheticBenchmark, make_run
 from tests.reports.score_edits import edit_rows
 
 NAMES = ("facts", "logic", "maths")
@@ -17,17 +17,14 @@ Row = dict[str, Any]
 
 
 @pytest.fixture
-def run(synthetic: SimpleNamespace, tmp_path: Path) -> Path:
-    made: Path = synthetic.make_run(
+def run(tmp_path: Path) -> Path:
+    made: Path = make_run(
         tmp_path / "run",
         [
-            synthetic.SyntheticBenchmark(name, name.title(), "knowledge", 200, protocols=("loglikelihood",))
+            SyntheticBenchmark(name, name.title(), "knowledge", 200, protocols=("loglikelihood",))
             for name in NAMES
         ],
-        [
-            synthetic.SyntheticCheckpoint("t", lambda *_: 0.8, "teacher"),
-            synthetic.SyntheticCheckpoint("s", lambda *_: 0.8),
-        ],
+        {"t": 0.8, "s": 0.8},
         rho=0.99,
     )
     return made

@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,13 +16,14 @@ from evalsuite.reports.measures.pairs import replicate_sentences
 from evalsuite.reports.measures.training import loss_curves, training_views
 from evalsuite.reports.records.loss_curves import read_loss_curves
 from evalsuite.reports.report import Report
+from tests.reports.conftest import SyntheticBenchmark, SyntheticCheckpoint, make_run
 
 LOGLIKELIHOOD = {"tune-kd-full": 0.9, "tune-kd-part": 0.8, "tune-sft-full": 0.7, "tune-sft-part": 0.6}
 GENERATION = {"tune-kd-full": 0.5, "tune-kd-part": 0.8, "tune-sft-full": 0.3, "tune-sft-part": 0.65}
 
 
 @pytest.fixture(scope="module")
-def made(synthetic: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, Path, Path]:
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, Path, Path]:
     """A plain recipe with three seeds and defects, and an instruction stage in four forms."""
 
     def student(label: str, recipe: str, loglikelihood: float, generated: float = 0.5, **lineage: Any) -> Any:
@@ -32,7 +32,7 @@ def made(synthetic: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -
         def truth(benchmark: str, protocol: str, context: int | None) -> float:
             return 0.9 * (loglikelihood if protocol == "loglikelihood" else generated)
 
-        return synthetic.SyntheticCheckpoint(label, truth, lineage={**facts, "tokens": 100, **lineage})
+        return SyntheticCheckpoint(label, truth, lineage={**facts, "tokens": 100, **lineage})
 
     students = [
         student("gla", "plain", 0.9, seed=3),
@@ -51,14 +51,14 @@ def made(synthetic: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -
         ),
     ]
     benchmarks = [
-        synthetic.SyntheticBenchmark("arc_easy", "ARC-Easy", "knowledge", 400),
-        synthetic.SyntheticBenchmark("piqa", "PIQA", "common_sense", 400, chance=0.5),
+        SyntheticBenchmark("arc_easy", "ARC-Easy", "knowledge", 400),
+        SyntheticBenchmark("piqa", "PIQA", "common_sense", 400, chance=0.5),
     ]
     run = tmp_path_factory.mktemp("run")
-    synthetic.make_run(
+    make_run(
         run,
         benchmarks,
-        [synthetic.SyntheticCheckpoint("t", lambda b, p, c: 0.9, "teacher"), *students],
+        [SyntheticCheckpoint("t", lambda b, p, c: 0.9, "teacher"), *students],
         rho=0.9,
     )
     rows = [
@@ -145,16 +145,16 @@ def test_of_many_variants_the_first_is_named(
     assert "tune-sft" not in sentence
 
 
-def test_loss_charts_are_split_by_objective(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+def test_loss_charts_are_split_by_objective(tmp_path: Path) -> None:
     def student(label: str, objective: str) -> Any:
         lineage = {"stages": [{"name": "tune", "objective": objective, "tokens": 100}]}
-        return synthetic.SyntheticCheckpoint(label, lambda b, p, c: 0.6, lineage=lineage)
+        return SyntheticCheckpoint(label, lambda b, p, c: 0.6, lineage=lineage)
 
     students = [student("soft", "kd"), student("hard", "sft")]
-    teacher = synthetic.SyntheticCheckpoint("t", lambda b, p, c: 0.7, "teacher")
-    run = synthetic.make_run(
+    teacher = SyntheticCheckpoint("t", lambda b, p, c: 0.7, "teacher")
+    run = make_run(
         tmp_path / "run",
-        [synthetic.SyntheticBenchmark("piqa", "PIQA", "common_sense", 50)],
+        [SyntheticBenchmark("piqa", "PIQA", "common_sense", 50)],
         [teacher, *students],
     )
     (run / "training").mkdir()
@@ -169,14 +169,9 @@ def test_loss_charts_are_split_by_objective(synthetic: SimpleNamespace, tmp_path
     ]
 
 
-def test_loss_charts_are_split_by_magnitude(synthetic: SimpleNamespace, tmp_path: Path) -> None:
-    answerers = [
-        synthetic.SyntheticCheckpoint("t", lambda *_: 0.7, "teacher"),
-        synthetic.SyntheticCheckpoint("gla", lambda *_: 0.6),
-    ]
-    run = synthetic.make_run(
-        tmp_path / "run", [synthetic.SyntheticBenchmark("piqa", "PIQA", "common_sense", 50)], answerers
-    )
+def test_loss_charts_are_split_by_magnitude(tmp_path: Path) -> None:
+    answerers = {"t": 0.7, "gla": 0.6}
+    run = make_run(tmp_path / "run", [SyntheticBenchmark("piqa", "PIQA", "common_sense", 50)], answerers)
     (run / "training").mkdir()
     for label, loss in (("gla", 3.2), ("kda", 3.1), ("kl-times-length", 250.0), ("kl", 0.2), ("retnet", 3.4)):
         rows = [{"stage": "kd", "tokens": 10 * step, "loss": loss} for step in range(1, 41)]
@@ -208,12 +203,10 @@ def test_loss_charts_per_stage(made: tuple[Report, Path, Path]) -> None:
         read_loss_curves([run])
 
 
-def test_variants_are_not_charted_as_students_without_softmax_layers(
-    synthetic: SimpleNamespace, tmp_path: Path
-) -> None:
+def test_variants_are_not_charted_as_students_without_softmax_layers(tmp_path: Path) -> None:
     def student(label: str, recipe: str, seed: int = 0, last: str = "gla") -> Any:
         lineage = {"recipe": recipe, "seed": seed, "mixers": ["gla", last], "tokens": 100}
-        return synthetic.SyntheticCheckpoint(label, lambda *_: 0.6, lineage=lineage)
+        return SyntheticCheckpoint(label, lambda *_: 0.6, lineage=lineage)
 
     students = [
         student("plain", "r"),
@@ -222,9 +215,9 @@ def test_variants_are_not_charted_as_students_without_softmax_layers(
         student("heads-1", "r.wrong-heads", 1),
         student("hybrid", "r.hybrid", last="softmax"),
     ]
-    teacher = synthetic.SyntheticCheckpoint("t", lambda *_: 0.7, "teacher")
-    requested = [synthetic.SyntheticBenchmark("piqa", "PIQA", "common_sense", 50)]
-    run = synthetic.make_run(tmp_path / "run", requested, [teacher, *students])
+    teacher = SyntheticCheckpoint("t", lambda *_: 0.7, "teacher")
+    requested = [SyntheticBenchmark("piqa", "PIQA", "common_sense", 50)]
+    run = make_run(tmp_path / "run", requested, [teacher, *students])
     charts = layer_charts(compare([run], tmp_path / "out").report)
     drawn = {
         view.title: {each.label for each in students if f"{each.label}: " in view.data} for view in charts

@@ -13,6 +13,7 @@ from evalsuite.reports.measures.agreement import agreement_with_teacher, agreeme
 from evalsuite.reports.measures.agreement.rows import AgreementPool, AgreementRow
 from evalsuite.reports.report import Report, build_report
 from evalsuite.reports.statistics.agreement import cohen_kappa
+from tests.reports.conftest import SyntheticBenchmark, SyntheticCheckpoint, make_run
 from tests.reports.score_edits import Row, all_rows, edit_rows
 
 
@@ -113,14 +114,11 @@ def test_needles_are_weighted_by_benchmark_and_context(report: Report) -> None:
     assert row.documents == 200
 
 
-def test_a_copy_of_the_teacher_agrees_everywhere(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+def test_a_copy_of_the_teacher_agrees_everywhere(tmp_path: Path) -> None:
     """No document is discordant, and the intervals still have a width."""
-    benchmarks = [synthetic.SyntheticBenchmark("arc_easy", "ARC-Easy", "knowledge", 100)]
-    models = [
-        synthetic.SyntheticCheckpoint("teacher", lambda *_: 0.6, "teacher"),
-        synthetic.SyntheticCheckpoint("copy", lambda *_: 0.6),
-    ]
-    run = synthetic.make_run(tmp_path / "run", benchmarks, models)
+    benchmarks = [SyntheticBenchmark("arc_easy", "ARC-Easy", "knowledge", 100)]
+    models = {"teacher": 0.6, "copy": 0.6}
+    run = make_run(tmp_path / "run", benchmarks, models)
     copied = ("values", "choices", "detail", "outcome")
     for protocol in ("loglikelihood", "generation"):
         theirs = rows_of(run, "arc_easy", protocol, "teacher")
@@ -137,13 +135,10 @@ def test_a_copy_of_the_teacher_agrees_everywhere(synthetic: SimpleNamespace, tmp
         assert row.lost.point == row.gained.point == 0 < row.lost.interval.high < 0.1
 
 
-def test_errors_and_unnamed_answers_never_agree(synthetic: SimpleNamespace, tmp_path: Path) -> None:
-    benchmarks = [synthetic.SyntheticBenchmark("arc_easy", "ARC-Easy", "knowledge", 60)]
-    models = [
-        synthetic.SyntheticCheckpoint("teacher", lambda *_: 0.6, "teacher"),
-        synthetic.SyntheticCheckpoint("student", lambda *_: 0.5),
-    ]
-    run = synthetic.make_run(tmp_path / "run", benchmarks, models)
+def test_errors_and_unnamed_answers_never_agree(tmp_path: Path) -> None:
+    benchmarks = [SyntheticBenchmark("arc_easy", "ARC-Easy", "knowledge", 60)]
+    models = {"teacher": 0.6, "student": 0.5}
+    run = make_run(tmp_path / "run", benchmarks, models)
 
     nothing = {"values": {}, "choices": {}, "outcome": "error", "error": "no response", "detail": {}}
 
@@ -160,25 +155,14 @@ def test_errors_and_unnamed_answers_never_agree(synthetic: SimpleNamespace, tmp_
         assert row.gained.point == 0
 
 
-def test_benchmarks_without_choices_or_with_fractions_are_left_out(
-    synthetic: SimpleNamespace, tmp_path: Path
-) -> None:
+def test_benchmarks_without_choices_or_with_fractions_are_left_out(tmp_path: Path) -> None:
     benchmarks = [
-        synthetic.SyntheticBenchmark(
-            "lambada", "LAMBADA", "language_modeling", 60, 0.0, (), ("loglikelihood",)
-        ),
-        synthetic.SyntheticBenchmark(
-            "rouge", "ROUGE", "recall", 60, protocols=("generation",), continuous=True
-        ),
-        synthetic.SyntheticBenchmark(
-            "ifeval", "IFEval", "instruction_following", 60, protocols=("generation",)
-        ),
+        SyntheticBenchmark("lambada", "LAMBADA", "language_modeling", 60, 0.0, (), ("loglikelihood",)),
+        SyntheticBenchmark("rouge", "ROUGE", "recall", 60, protocols=("generation",), continuous=True),
+        SyntheticBenchmark("ifeval", "IFEval", "instruction_following", 60, protocols=("generation",)),
     ]
-    models = [
-        synthetic.SyntheticCheckpoint("teacher", lambda *_: 0.6, "teacher"),
-        synthetic.SyntheticCheckpoint("student", lambda *_: 0.5),
-    ]
-    run = synthetic.make_run(tmp_path / "run", benchmarks, models)
+    models = {"teacher": 0.6, "student": 0.5}
+    run = make_run(tmp_path / "run", benchmarks, models)
     edit_rows(run, "lambada", "loglikelihood", lambda _, row: row | {"choices": {"acc": 0}})
     rows = {row.scope: row for row in build_report([run]).of(agreements).by_benchmark}
     assert set(rows) == {"lambada", "ifeval"}
@@ -189,18 +173,12 @@ def test_benchmarks_without_choices_or_with_fractions_are_left_out(
         assert row.benchmarks == ()
 
 
-def test_scored_choices_that_are_unknown_leave_the_average_undefined(
-    synthetic: SimpleNamespace, tmp_path: Path
-) -> None:
+def test_scored_choices_that_are_unknown_leave_the_average_undefined(tmp_path: Path) -> None:
     benchmarks = [
-        synthetic.SyntheticBenchmark(name, name, "knowledge", 60, protocols=("loglikelihood",))
-        for name in "ab"
+        SyntheticBenchmark(name, name, "knowledge", 60, protocols=("loglikelihood",)) for name in "ab"
     ]
-    models = [
-        synthetic.SyntheticCheckpoint("teacher", lambda *_: 0.6, "teacher"),
-        synthetic.SyntheticCheckpoint("student", lambda *_: 0.5),
-    ]
-    run = synthetic.make_run(tmp_path / "run", benchmarks, models)
+    models = {"teacher": 0.6, "student": 0.5}
+    run = make_run(tmp_path / "run", benchmarks, models)
 
     def rename(_: int, row: Row) -> Row:
         """The plan's metric becomes one whose choice is not stored."""
@@ -216,27 +194,22 @@ def test_scored_choices_that_are_unknown_leave_the_average_undefined(
     assert set(row.benchmarks_with_flips) == {"a", "b"}
 
 
-def test_runs_of_one_recipe_give_a_ceiling_and_an_interval_over_runs(
-    synthetic: SimpleNamespace, tmp_path: Path
-) -> None:
+def test_runs_of_one_recipe_give_a_ceiling_and_an_interval_over_runs(tmp_path: Path) -> None:
     def lineage(seed: int) -> dict[str, object]:
         return {"recipe": {"name": "r"}, "seed": seed, "mixers": ["gla"] * 2, "total_tokens": 1000}
 
     benchmarks = [
-        synthetic.SyntheticBenchmark(name, name, "knowledge", 300, protocols=("loglikelihood",))
-        for name in "ab"
+        SyntheticBenchmark(name, name, "knowledge", 300, protocols=("loglikelihood",)) for name in "ab"
     ]
     models = [
-        synthetic.SyntheticCheckpoint("teacher", lambda *_: 0.7, "teacher"),
+        SyntheticCheckpoint("teacher", lambda *_: 0.7, "teacher"),
         *(
-            synthetic.SyntheticCheckpoint(
-                f"s{seed}", lambda *_, seed=seed: 0.6 - 0.05 * seed, lineage=lineage(seed)
-            )
+            SyntheticCheckpoint(f"s{seed}", lambda *_, seed=seed: 0.6 - 0.05 * seed, lineage=lineage(seed))
             for seed in (0, 1)
         ),
-        synthetic.SyntheticCheckpoint("other", lambda *_: 0.5),
+        SyntheticCheckpoint("other", lambda *_: 0.5),
     ]
-    run = synthetic.make_run(tmp_path / "run", benchmarks, models)
+    run = make_run(tmp_path / "run", benchmarks, models)
     report = build_report([run])
     (ceiling,) = (row for row in report.of(agreements).ceilings if row.scope == "all")
     assert (ceiling.reference, ceiling.checkpoint) == (1, 2)
@@ -261,15 +234,12 @@ def test_runs_of_one_recipe_give_a_ceiling_and_an_interval_over_runs(
     assert found["other"].recipe_agreement.interval.width > found["other"].agreement.interval.width
 
 
-def test_clusters_widen_the_interval(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+def test_clusters_widen_the_interval(tmp_path: Path) -> None:
     widths = []
     for size in (0, 20):
-        benchmarks = [synthetic.SyntheticBenchmark("a", "A", "knowledge", 400, cluster_size=size)]
-        models = [
-            synthetic.SyntheticCheckpoint("teacher", lambda *_: 0.6, "teacher"),
-            synthetic.SyntheticCheckpoint("student", lambda *_: 0.5),
-        ]
-        run = synthetic.make_run(tmp_path / str(size), benchmarks, models)
+        benchmarks = [SyntheticBenchmark("a", "A", "knowledge", 400, cluster_size=size)]
+        models = {"teacher": 0.6, "student": 0.5}
+        run = make_run(tmp_path / str(size), benchmarks, models)
         (row,) = (
             r
             for r in build_report([run]).of(agreements).by_scope
@@ -290,15 +260,10 @@ def test_a_reference_is_right_where_half_of_its_seeds_are() -> None:
     )
 
 
-def test_seeds_are_compared_one_by_one(synthetic: SimpleNamespace, tmp_path: Path) -> None:
-    benchmarks = [
-        synthetic.SyntheticBenchmark("a", "A", "knowledge", 80, protocols=("generation",), seeds=(0, 1, 2))
-    ]
-    models = [
-        synthetic.SyntheticCheckpoint("teacher", lambda *_: 0.7, "teacher"),
-        synthetic.SyntheticCheckpoint("student", lambda *_: 0.5),
-    ]
-    run = synthetic.make_run(tmp_path / "run", benchmarks, models)
+def test_seeds_are_compared_one_by_one(tmp_path: Path) -> None:
+    benchmarks = [SyntheticBenchmark("a", "A", "knowledge", 80, protocols=("generation",), seeds=(0, 1, 2))]
+    models = {"teacher": 0.7, "student": 0.5}
+    run = make_run(tmp_path / "run", benchmarks, models)
     report = build_report([run])
     (cell,) = report.tensor.cells
     (row,) = report.of(agreements).by_benchmark

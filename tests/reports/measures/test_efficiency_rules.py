@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,6 +10,7 @@ from evalsuite.foundation import ConfigError
 from evalsuite.foundation.strict import parse
 from evalsuite.reports import Policy, run_gate
 from evalsuite.reports.gate.policy import PolicyRule
+from tests.reports.conftest import SyntheticBenchmark, SyntheticCheckpoint, make_run
 
 
 def policy(*rules: Any) -> Policy:
@@ -18,14 +18,14 @@ def policy(*rules: Any) -> Policy:
 
 
 @pytest.fixture(scope="module")
-def run(synthetic: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run whose student needs half of its teacher's time at 32k, and 2 GB."""
     checkpoints = [
-        synthetic.SyntheticCheckpoint("teacher", lambda *_: 0.8, "teacher"),
-        synthetic.SyntheticCheckpoint("student", lambda *_: 0.7),
+        SyntheticCheckpoint("teacher", lambda *_: 0.8, "teacher"),
+        SyntheticCheckpoint("student", lambda *_: 0.7),
     ]
-    benchmarks = [synthetic.SyntheticBenchmark("facts", "facts", "knowledge", 50)]
-    made: Path = synthetic.make_run(tmp_path_factory.mktemp("run"), benchmarks, checkpoints)
+    benchmarks = [SyntheticBenchmark("facts", "facts", "knowledge", 50)]
+    made: Path = make_run(tmp_path_factory.mktemp("run"), benchmarks, checkpoints)
     lines = []
     for number, checkpoint in enumerate(checkpoints):
         for kind, batch in (("request", 1), ("decode", 4)):

@@ -2,7 +2,6 @@
 
 from pathlib import Path
 from statistics import stdev
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from evalsuite.reports.measures.papers import orders, paper_comparison
 from evalsuite.reports.measures.papers.comparison import order_sentences
 from evalsuite.reports.references.papers import MODELS, linearizing_scores
 from evalsuite.reports.report import Report
+from tests.reports.conftest import SyntheticBenchmark, SyntheticCheckpoint, make_run
 
 NAMES = {"arc_easy": "ARC-E", "piqa": "PIQA", "hellaswag": "HellaSwag"}
 ABILITY = {
@@ -25,14 +25,14 @@ ABILITY = {
 
 
 @pytest.fixture(scope="module")
-def made(synthetic: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, Path]:
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, Path]:
     """Five mixers of one recipe, one of them with three seeds, and students without a rank."""
 
     def student(label: str, mixer: str, scale: float, **lineage: Any) -> Any:
         mixers = ["softmax", mixer] if label == "hybrid" else [mixer, mixer]
         stages = [{"name": "kd", "objective": "kd", "tokens": lineage.get("tokens", 100)}]
         facts = {"recipe": {"name": "r", "hash": "h"}, "seed": 0, "mixers": mixers, "stages": stages}
-        return synthetic.SyntheticCheckpoint(
+        return SyntheticCheckpoint(
             label, lambda b, p, c: TEACHER[b] * scale, lineage={**facts, "tokens": 100, **lineage}
         )
 
@@ -45,19 +45,15 @@ def made(synthetic: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -
         student("hybrid", "gated_deltanet", 0.99, recipe={"name": "r.hybrid", "hash": "y"}),
     ]
     benchmarks = [
-        synthetic.SyntheticBenchmark("arc_easy", "ARC-Easy", "knowledge", 500, protocols=("loglikelihood",)),
-        synthetic.SyntheticBenchmark(
-            "piqa", "PIQA", "common_sense", 500, chance=0.5, protocols=("loglikelihood",)
-        ),
-        synthetic.SyntheticBenchmark(
-            "hellaswag", "HellaSwag", "common_sense", 500, protocols=("loglikelihood",)
-        ),
-        synthetic.SyntheticBenchmark("mmlu", "MMLU", "knowledge", 200, protocols=("loglikelihood",)),
+        SyntheticBenchmark("arc_easy", "ARC-Easy", "knowledge", 500, protocols=("loglikelihood",)),
+        SyntheticBenchmark("piqa", "PIQA", "common_sense", 500, chance=0.5, protocols=("loglikelihood",)),
+        SyntheticBenchmark("hellaswag", "HellaSwag", "common_sense", 500, protocols=("loglikelihood",)),
+        SyntheticBenchmark("mmlu", "MMLU", "knowledge", 200, protocols=("loglikelihood",)),
     ]
-    run = synthetic.make_run(
+    run = make_run(
         tmp_path_factory.mktemp("run"),
         benchmarks,
-        [synthetic.SyntheticCheckpoint("teacher", lambda b, p, c: TEACHER[b], "teacher"), *students],
+        [SyntheticCheckpoint("teacher", lambda b, p, c: TEACHER[b], "teacher"), *students],
         rho=0.95,
     )
     out = tmp_path_factory.mktemp("out")

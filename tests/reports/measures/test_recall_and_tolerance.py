@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,34 +15,35 @@ from evalsuite.reports.report import Report, build_report
 from evalsuite.reports.statistics.intervals import Interval
 from evalsuite.tasks.benchmark import load_benchmark
 from evalsuite.tasks.recall import recall_numbers
+from tests.reports.conftest import SyntheticBenchmark, SyntheticCheckpoint, make_run
 
 RULER_TASKS = recall_numbers(load_benchmark("ruler_vt"))["ruler"].tasks
 
 
-def recall_run(synthetic: SimpleNamespace, folder: Path, ruler: tuple[str, ...]) -> Path:
+def recall_run(folder: Path, ruler: tuple[str, ...]) -> Path:
     """RULER tasks at two contexts, two LongBench sets, and a recall task that is none of these."""
     kinds = [
         *((name, "ruler", (512, 1024)) for name in ruler),
         *((f"longbench_{name}", "longbench", ()) for name in ("a", "b")),
         ("mqar", None, ()),
     ]
-    return synthetic.make_run(
+    return make_run(
         folder,
         [
-            synthetic.SyntheticBenchmark(
+            SyntheticBenchmark(
                 name, name, "recall", 40, 0.0, contexts, protocols=("generation",), group=group
             )
             for name, group, contexts in kinds
         ],
         [
-            synthetic.SyntheticCheckpoint("t", lambda b, p, c: 0.9, "teacher"),
-            synthetic.SyntheticCheckpoint("s", lambda b, p, c: 0.2 if c == 1024 else 0.6),
+            SyntheticCheckpoint("t", lambda b, p, c: 0.9, "teacher"),
+            SyntheticCheckpoint("s", lambda b, p, c: 0.2 if c == 1024 else 0.6),
         ],
     )
 
 
-def test_recall_is_three_numbers(synthetic: SimpleNamespace, tmp_path: Path) -> None:
-    report = build_report([recall_run(synthetic, tmp_path / "run", RULER_TASKS)])
+def test_recall_is_three_numbers(tmp_path: Path) -> None:
+    report = build_report([recall_run(tmp_path / "run", RULER_TASKS)])
     rows = {(row.checkpoint, row.kind, row.context): row for row in report.of(recall)}
     assert {key[1:] for key in rows} == {
         *((kind, context) for kind in ("needles", "ruler") for context in (512, 1024, None)),
@@ -63,16 +63,16 @@ def test_recall_is_three_numbers(synthetic: SimpleNamespace, tmp_path: Path) -> 
     assert 0 <= interval.low < interval.point < interval.high <= 1
 
 
-def test_a_mean_over_a_part_of_ruler_is_undefined(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+def test_a_mean_over_a_part_of_ruler_is_undefined(tmp_path: Path) -> None:
     some = (*RULER_TASKS[:3], "ruler_vt")
-    report = build_report([recall_run(synthetic, tmp_path / "run", some)])
+    report = build_report([recall_run(tmp_path / "run", some)])
     row = next(r for r in report.of(recall) if (r.checkpoint, r.kind, r.context) == (1, "ruler", 512))
     assert row.score.interval is None
     assert row.score.why.startswith("9 of 13 tasks are missing: niah_multikey_1, ")
     needles = next(r for r in report.of(recall) if (r.checkpoint, r.kind, r.context) == (1, "needles", 512))
     assert needles.score.interval is not None
     # The needles alone are no number of RULER at a context, and an undefined one over all.
-    report = build_report([recall_run(synthetic, tmp_path / "needles", RULER_TASKS[:3])])
+    report = build_report([recall_run(tmp_path / "needles", RULER_TASKS[:3])])
     rows = [row for row in report.of(recall) if row.kind == "ruler"]
     assert {(row.context, row.score.interval) for row in rows} == {(None, None)}
 
@@ -106,16 +106,11 @@ def test_curve_counts_benchmarks_within_alpha(report: Report) -> None:
     assert row.critical_half.low < row.critical_half.high
 
 
-def test_the_teacher_has_no_curve_and_a_better_student_needs_no_tolerance(
-    synthetic: SimpleNamespace, tmp_path: Path
-) -> None:
-    run = synthetic.make_run(
+def test_the_teacher_has_no_curve_and_a_better_student_needs_no_tolerance(tmp_path: Path) -> None:
+    run = make_run(
         tmp_path / "run",
-        [synthetic.SyntheticBenchmark(name, name, "knowledge", 200) for name in "ab"],
-        [
-            synthetic.SyntheticCheckpoint("t", lambda *_: 0.5, "teacher"),
-            synthetic.SyntheticCheckpoint("s", lambda *_: 0.9),
-        ],
+        [SyntheticBenchmark(name, name, "knowledge", 200) for name in "ab"],
+        {"t": 0.5, "s": 0.9},
     )
     report = build_report([run])
     assert {row.checkpoint for row in report.of(tolerances)} == {1}
@@ -124,27 +119,25 @@ def test_the_teacher_has_no_curve_and_a_better_student_needs_no_tolerance(
     assert row.curve[0].low == 1
 
 
-def test_recovery_and_needles_correlate_over_students(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+def test_recovery_and_needles_correlate_over_students(tmp_path: Path) -> None:
     """Six pure students in opposite orders, and two with windows that recover and find most."""
     pure = [(0.40 + 0.06 * i, 0.60 - 0.1 * i, {"mixers": ["kda"]}) for i in range(6)]
     windows = [(0.85, 0.9, {"mixers": ["sliding_window"], "windows": {"sliding_window": 8}})] * 2
     students = [
-        synthetic.SyntheticCheckpoint(
+        SyntheticCheckpoint(
             f"s{i}",
             lambda b, p, c, scores=scores: scores[b != "facts"],
             lineage={"recipe": "r", "seed": i, **lineage},
         )
         for i, (*scores, lineage) in enumerate([*pure, *windows])
     ]
-    run = synthetic.make_run(
+    run = make_run(
         tmp_path,
         [
-            synthetic.SyntheticBenchmark("facts", "F", "knowledge", 800, protocols=("loglikelihood",)),
-            synthetic.SyntheticBenchmark(
-                "niah_single_1", "N", "recall", 400, 0.0, (512,), protocols=("generation",)
-            ),
+            SyntheticBenchmark("facts", "F", "knowledge", 800, protocols=("loglikelihood",)),
+            SyntheticBenchmark("niah_single_1", "N", "recall", 400, 0.0, (512,), protocols=("generation",)),
         ],
-        [synthetic.SyntheticCheckpoint("t", lambda *_: 0.95, "teacher"), *students],
+        [SyntheticCheckpoint("t", lambda *_: 0.95, "teacher"), *students],
     )
     report = build_report([run])
     found = {row.students: row for row in report.of(correlations)}

@@ -10,20 +10,21 @@ import pytest
 from evalsuite.reports.measures.trend import TREND, trend
 from evalsuite.reports.report import build_report
 from evalsuite.reports.run import read_manifest, write_manifest
+from tests.reports.conftest import SyntheticBenchmark, SyntheticCheckpoint, make_run
 
 
 @pytest.fixture
-def night(tmp_path: Path, synthetic: SimpleNamespace) -> object:
+def night(tmp_path: Path) -> object:
     """Write a run of one date: the teacher, a student that stays and one whose weights change."""
 
     def make(date: str, share: float, weights: str) -> Path:
-        run = synthetic.make_run(
+        run = make_run(
             tmp_path / date,
-            [synthetic.SyntheticBenchmark("piqa", "PIQA", "common_sense", 300, chance=0.5)],
+            [SyntheticBenchmark("piqa", "PIQA", "common_sense", 300, chance=0.5)],
             [
-                synthetic.SyntheticCheckpoint("teacher", lambda *_: 0.9, "teacher"),
-                synthetic.SyntheticCheckpoint("fixed", lambda *_: 0.8),
-                synthetic.SyntheticCheckpoint("nightly", lambda *_: 0.9 * share, weights=weights),
+                SyntheticCheckpoint("teacher", lambda *_: 0.9, "teacher"),
+                SyntheticCheckpoint("fixed", lambda *_: 0.8),
+                SyntheticCheckpoint("nightly", lambda *_: 0.9 * share, weights=weights),
             ],
         )
         write_manifest(run, replace(read_manifest(run), created=f"{date}T02:00:00Z"))

@@ -3,34 +3,34 @@
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from evalsuite.foundation import append_jsonl, content_hash, write_json
+from tests.reports.conftest import SyntheticBenchmark, SyntheticCheckpoint, make_run
 
 
-def make_rich_run(synthetic: SimpleNamespace, run: Path, documents: int = 60) -> Path:
+def make_rich_run(run: Path, documents: int = 60) -> Path:
     """A run that fills every section of the page."""
     single = [
-        synthetic.SyntheticBenchmark("arc_easy", "ARC-Easy", "knowledge", documents),
-        synthetic.SyntheticBenchmark("hellaswag", "HellaSwag", "common_sense", documents),
-        synthetic.SyntheticBenchmark("piqa", "PIQA", "common_sense", documents, chance=0.5),
-        synthetic.SyntheticBenchmark(
+        SyntheticBenchmark("arc_easy", "ARC-Easy", "knowledge", documents),
+        SyntheticBenchmark("hellaswag", "HellaSwag", "common_sense", documents),
+        SyntheticBenchmark("piqa", "PIQA", "common_sense", documents, chance=0.5),
+        SyntheticBenchmark(
             "winogrande", "WinoGrande", "common_sense", documents, 0.5, (), ("loglikelihood",)
         ),
-        synthetic.SyntheticBenchmark("gsm8k", "GSM8K", "reasoning", documents // 2, 0.0, (), ("generation",)),
-        synthetic.SyntheticBenchmark(
+        SyntheticBenchmark("gsm8k", "GSM8K", "reasoning", documents // 2, 0.0, (), ("generation",)),
+        SyntheticBenchmark(
             "ifeval", "IFEval", "instruction_following", documents // 2, 0.0, (), ("generation",)
         ),
-        synthetic.SyntheticBenchmark(
+        SyntheticBenchmark(
             "wikitext", "WikiText-2", "language_modeling", 40, None, (), ("loglikelihood",), perplexity=True
         ),
     ]
     needles = [
-        synthetic.SyntheticBenchmark(
+        SyntheticBenchmark(
             f"niah_single_{i}",
             f"S-NIAH-{i}",
             "recall",
@@ -52,7 +52,7 @@ def make_rich_run(synthetic: SimpleNamespace, run: Path, documents: int = 60) ->
         "RepoBench-P",
     )
     long = [
-        synthetic.SyntheticBenchmark(
+        SyntheticBenchmark(
             f"longbench_{task.lower()}",
             f"LongBench {task}",
             "recall",
@@ -78,8 +78,8 @@ def make_rich_run(synthetic: SimpleNamespace, run: Path, documents: int = 60) ->
 
         return truth
 
-    small = synthetic.SyntheticCheckpoint("SmolLM2-135M", ability(1.0, 1.0, 1.0, 0.99), "teacher")
-    large = synthetic.SyntheticCheckpoint(
+    small = SyntheticCheckpoint("SmolLM2-135M", ability(1.0, 1.0, 1.0, 0.99), "teacher")
+    large = SyntheticCheckpoint(
         "SmolLM2-360M", ability(1.15, 1.0, 1.0, 0.995), "teacher", parameters=361_821_120
     )
 
@@ -115,7 +115,7 @@ def make_rich_run(synthetic: SimpleNamespace, run: Path, documents: int = 60) ->
             **({"selection": {"selector": selector, "layers": list(kept)}} if selector else {}),
         }
         scale = 1.0 if teacher is small else 1.15
-        return synthetic.SyntheticCheckpoint(
+        return SyntheticCheckpoint(
             label, ability(scale, *skill), lineage=lineage, parameters=teacher.parameters,
             bad_endings={"extraction_failed": 0.25, "truncated": 0.15, "looped": 0.3},
         )  # fmt: skip
@@ -134,9 +134,7 @@ def make_rich_run(synthetic: SimpleNamespace, run: Path, documents: int = 60) ->
         student("gdn-360m", large, (0.96, 0.7, 0.8)),
         student("gla-360m", large, (0.9, 0.72, 0.65), "gla"),
     ]
-    synthetic.make_run(
-        run, [*single, *needles, *long], [small, students[0], *students[1:9], large, *students[9:]]
-    )
+    make_run(run, [*single, *needles, *long], [small, students[0], *students[1:9], large, *students[9:]])
     write_extras(run, [small, *students], four, eight)
     return run
 
@@ -234,6 +232,6 @@ def write_extras(run: Path, costed: Sequence[Any], four: Sequence[int], eight: S
 
 
 @pytest.fixture(scope="session")
-def rich_run(synthetic: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def rich_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that fills every section of the page."""
-    return make_rich_run(synthetic, tmp_path_factory.mktemp("rich"))
+    return make_rich_run(tmp_path_factory.mktemp("rich"))

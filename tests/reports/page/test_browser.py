@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from evalsuite.reports import compare, policy_from_options
+from tests.reports.conftest import SyntheticBenchmark, SyntheticCheckpoint, make_run
 
 CHROMIUM = Path(os.environ.get("EVALSUITE_CHROMIUM", "/usr/bin/chromium"))
 FLAGS = [
@@ -296,12 +297,12 @@ def test_no_label_is_cut_and_nothing_is_wider_than_the_window(
     assert trouble == []
 
 
-def test_markup_and_formulas_stay_inert(browser: Any, synthetic: Any, tmp_path: Path) -> None:
+def test_markup_and_formulas_stay_inert(browser: Any, tmp_path: Path) -> None:
     evil = "<img src=x onerror=alert(1)><a href='https://example.org'>$x$</a>%{x}"
-    checkpoints = [synthetic.SyntheticCheckpoint(evil, lambda *_: 0.8, "teacher")]
-    checkpoints += [synthetic.SyntheticCheckpoint(f"{evil}{i}", lambda *_: 0.6) for i in range(3)]
-    benchmarks = [synthetic.SyntheticBenchmark("piqa", evil, "common_sense", 60, 0.5)]
-    run = synthetic.make_run(tmp_path / "run", benchmarks, checkpoints)
+    checkpoints = [SyntheticCheckpoint(evil, lambda *_: 0.8, "teacher")]
+    checkpoints += [SyntheticCheckpoint(f"{evil}{i}", lambda *_: 0.6) for i in range(3)]
+    benchmarks = [SyntheticBenchmark("piqa", evil, "common_sense", 60, 0.5)]
+    run = make_run(tmp_path / "run", benchmarks, checkpoints)
     context = browser.new_context(viewport={"width": 1440, "height": 900})
     page = context.new_page()
     trouble: list[str] = []

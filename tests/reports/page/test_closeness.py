@@ -1,7 +1,6 @@
 """The section on closeness: mixers of one recipe by four measures, and changes of the recipe."""
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -13,6 +12,7 @@ from evalsuite.reports.measures.distances import distances
 from evalsuite.reports.measures.distances.rows import DistanceRow
 from evalsuite.reports.report import Report, build_report
 from evalsuite.reports.statistics.intervals import Interval
+from tests.reports.conftest import SyntheticBenchmark, SyntheticCheckpoint, make_run
 
 LEVELS = {
     ("r", "gated_deltanet", 0): 0.70,
@@ -27,10 +27,10 @@ LEVELS = {
 
 
 @pytest.fixture(scope="module")
-def report(synthetic: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -> Report:
+def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
     """Four mixers of one recipe, a second run, two variants, and a mixer of another recipe."""
     students = [
-        synthetic.SyntheticCheckpoint(
+        SyntheticCheckpoint(
             f"{recipe}-{mixer}-{seed}",
             lambda *_, level=level: level,
             lineage={
@@ -42,13 +42,13 @@ def report(synthetic: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory)
         )
         for (recipe, mixer, seed), level in LEVELS.items()
     ]
-    run = synthetic.make_run(
+    run = make_run(
         tmp_path_factory.mktemp("closeness") / "run",
         [
-            synthetic.SyntheticBenchmark(name, name, "knowledge", 500, protocols=("loglikelihood",))
+            SyntheticBenchmark(name, name, "knowledge", 500, protocols=("loglikelihood",))
             for name in ("arc_easy", "hellaswag")
         ],
-        [synthetic.SyntheticCheckpoint("t", lambda *_: 0.75, "teacher"), *students],
+        [SyntheticCheckpoint("t", lambda *_: 0.75, "teacher"), *students],
     )
     return build_report([run])
 
@@ -100,14 +100,14 @@ def test_changes_are_differences_from_the_student_that_differs_in_nothing_else(r
     assert rows["native, GLA"]["capped recovery, points"].startswith("−")
 
 
-def test_one_mixer_has_no_order(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+def test_one_mixer_has_no_order(tmp_path: Path) -> None:
     lineage = {"recipe": {"name": "r"}, "seed": 0, "mixers": ["kda"], "total_tokens": 1}
-    run = synthetic.make_run(
+    run = make_run(
         tmp_path / "run",
-        [synthetic.SyntheticBenchmark("a", "A", "knowledge", 50, protocols=("loglikelihood",))],
+        [SyntheticBenchmark("a", "A", "knowledge", 50, protocols=("loglikelihood",))],
         [
-            synthetic.SyntheticCheckpoint("t", lambda *_: 0.75, "teacher"),
-            synthetic.SyntheticCheckpoint("s", lambda *_: 0.7, lineage=lineage),
+            SyntheticCheckpoint("t", lambda *_: 0.75, "teacher"),
+            SyntheticCheckpoint("s", lambda *_: 0.7, lineage=lineage),
         ],
     )
     assert not closeness_section(build_report([run]))

@@ -1,7 +1,6 @@
 """Which students share a curve of recovery by tokens or by softmax layers."""
 
 import json
-from types import SimpleNamespace
 
 import pytest
 
@@ -9,6 +8,7 @@ from evalsuite.reports.figures.figure import Figure
 from evalsuite.reports.measures.layers import LAYERS, layer_charts
 from evalsuite.reports.measures.scaling import scaling_views
 from evalsuite.reports.report import Report, build_report
+from tests.reports.conftest import SyntheticBenchmark, SyntheticCheckpoint, make_run
 
 PURE, WINDOWED = ["kda"] * 4, ["kda", "sliding_window"] * 2
 STUDENTS: dict[str, tuple[str, int, list[str]]] = {
@@ -23,10 +23,10 @@ STUDENTS: dict[str, tuple[str, int, list[str]]] = {
 
 
 @pytest.fixture(scope="module")
-def report(synthetic: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -> Report:
+def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
     """Students of two budgets, one of whose benchmarks nobody has answered."""
     students = [
-        synthetic.SyntheticCheckpoint(
+        SyntheticCheckpoint(
             label,
             lambda *_, tokens=tokens: 0.4 + tokens / 200,
             lineage={
@@ -40,13 +40,13 @@ def report(synthetic: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory)
         )
         for label, (recipe, tokens, mixers) in STUDENTS.items()
     ]
-    run = synthetic.make_run(
+    run = make_run(
         tmp_path_factory.mktemp("curves") / "run",
         [
-            synthetic.SyntheticBenchmark(name, name.upper(), "knowledge", 400, protocols=("loglikelihood",))
+            SyntheticBenchmark(name, name.upper(), "knowledge", 400, protocols=("loglikelihood",))
             for name in ("a", "b")
         ],
-        [synthetic.SyntheticCheckpoint("t", lambda *_: 0.8, "teacher"), *students],
+        [SyntheticCheckpoint("t", lambda *_: 0.8, "teacher"), *students],
     )
     for path in (run / "scores").glob("b.*"):
         path.unlink()

@@ -2,7 +2,6 @@
 
 import csv
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -12,24 +11,20 @@ from evalsuite.reports.blocks import chip
 from evalsuite.reports.measures.papers.tables import DROPS, paper_tables
 from evalsuite.reports.references.printed import read_printed
 from evalsuite.reports.report import Report, build_report
+from tests.reports.conftest import SyntheticBenchmark, SyntheticCheckpoint, make_run
 
 CONTEXTS = (512, 1024, 2048, 4096)
 
 
 @pytest.fixture(scope="module")
-def report(synthetic: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -> Report:
+def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
     needles = [
-        synthetic.SyntheticBenchmark(
-            f"niah_single_{i}", f"S-NIAH-{i}", "recall", 40, 0.0, CONTEXTS, ("generation",)
-        )
+        SyntheticBenchmark(f"niah_single_{i}", f"S-NIAH-{i}", "recall", 40, 0.0, CONTEXTS, ("generation",))
         for i in (1, 2, 3)
     ]
-    fda = synthetic.SyntheticBenchmark("fda", "FDA", "recall", 40, 0.0, (), ("generation",))
-    checkpoints = [
-        synthetic.SyntheticCheckpoint("teacher", lambda b, p, c: 0.9, "teacher"),
-        synthetic.SyntheticCheckpoint("student", lambda b, p, c: 0.6),
-    ]
-    run: Path = synthetic.make_run(tmp_path_factory.mktemp("run"), [*needles, fda], checkpoints)
+    fda = SyntheticBenchmark("fda", "FDA", "recall", 40, 0.0, (), ("generation",))
+    checkpoints = {"teacher": 0.9, "student": 0.6}
+    run: Path = make_run(tmp_path_factory.mktemp("run"), [*needles, fda], checkpoints)
     return build_report([run])
 
 
@@ -67,15 +62,15 @@ def test_fractions_where_the_paper_prints_fractions(report: Report) -> None:
 
 
 @pytest.fixture(scope="module")
-def both(synthetic: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def both(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two benchmarks of GenDistill's Table 1 under both protocols, and a third one."""
     names = {"arc_easy": "ARC-Easy", "hellaswag": "HellaSwag", "mine": "Mine"}
-    benchmarks = [synthetic.SyntheticBenchmark(name, title, "knowledge", 60) for name, title in names.items()]
+    benchmarks = [SyntheticBenchmark(name, title, "knowledge", 60) for name, title in names.items()]
     checkpoints = [
-        synthetic.SyntheticCheckpoint("teacher", lambda b, p, c: 0.9, "teacher"),
-        synthetic.SyntheticCheckpoint("student", lambda b, p, c: 0.8 if p == "loglikelihood" else 0.5),
+        SyntheticCheckpoint("teacher", lambda b, p, c: 0.9, "teacher"),
+        SyntheticCheckpoint("student", lambda b, p, c: 0.8 if p == "loglikelihood" else 0.5),
     ]
-    run: Path = synthetic.make_run(tmp_path_factory.mktemp("both"), benchmarks, checkpoints)
+    run: Path = make_run(tmp_path_factory.mktemp("both"), benchmarks, checkpoints)
     return run
 
 

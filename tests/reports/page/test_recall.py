@@ -3,16 +3,16 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from evalsuite.reports.blocks import Charts, Part
 from evalsuite.reports.measures.recall import recall, recall_numbers, recall_section
 from evalsuite.reports.report import Report, build_report
+from tests.reports.conftest import SyntheticBenchmark, SyntheticCheckpoint, make_run
 
 
-def report_of(synthetic: SimpleNamespace, folder: Path, students: dict[str, float]) -> Report:
+def report_of(folder: Path, students: dict[str, float]) -> Report:
     """Students of equal recovery that find these shares of the needles at 512 tokens, and none at 1k."""
 
     def scores(found: float) -> Callable[[str, str, int | None], float]:
@@ -20,13 +20,11 @@ def report_of(synthetic: SimpleNamespace, folder: Path, students: dict[str, floa
 
     return build_report(
         [
-            synthetic.make_run(
+            make_run(
                 folder,
                 [
-                    synthetic.SyntheticBenchmark(
-                        "piqa", "PIQA", "common_sense", 400, protocols=("loglikelihood",)
-                    ),
-                    synthetic.SyntheticBenchmark(
+                    SyntheticBenchmark("piqa", "PIQA", "common_sense", 400, protocols=("loglikelihood",)),
+                    SyntheticBenchmark(
                         "niah_single_1",
                         "S-NIAH-1",
                         "recall",
@@ -37,18 +35,16 @@ def report_of(synthetic: SimpleNamespace, folder: Path, students: dict[str, floa
                     ),
                 ],
                 [
-                    synthetic.SyntheticCheckpoint("t", scores(0.9), "teacher"),
-                    *(synthetic.SyntheticCheckpoint(name, scores(found)) for name, found in students.items()),
+                    SyntheticCheckpoint("t", scores(0.9), "teacher"),
+                    *(SyntheticCheckpoint(name, scores(found)) for name, found in students.items()),
                 ],
             )
         ]
     )
 
 
-def test_students_are_placed_by_recovery_and_needles_of_the_shortest_context(
-    synthetic: SimpleNamespace, tmp_path: Path
-) -> None:
-    report = report_of(synthetic, tmp_path, {"looks": 0.8, "forgets": 0.1})
+def test_students_are_placed_by_recovery_and_needles_of_the_shortest_context(tmp_path: Path) -> None:
+    report = report_of(tmp_path, {"looks": 0.8, "forgets": 0.1})
     (figure,) = next(block.figures for block in recall_section(report) if isinstance(block, Charts))
     drawn = json.loads(figure.data)
     (points,) = drawn["data"]
@@ -67,17 +63,15 @@ def test_students_are_placed_by_recovery_and_needles_of_the_shortest_context(
     assert [row[0] for row in figure.table.rows] == ["looks", "forgets"]
 
 
-def test_the_table_begins_with_the_teacher_and_the_student_that_finds_most(
-    synthetic: SimpleNamespace, tmp_path: Path
-) -> None:
-    report = report_of(synthetic, tmp_path, {"forgets": 0.1, "looks": 0.8, "some": 0.4})
+def test_the_table_begins_with_the_teacher_and_the_student_that_finds_most(tmp_path: Path) -> None:
+    report = report_of(tmp_path, {"forgets": 0.1, "looks": 0.8, "some": 0.4})
     numbers = recall_numbers(report)
     assert numbers is not None
     assert [row[0] for row in numbers.rows] == ["t", "looks", "some", "forgets"]
 
 
-def test_one_student_is_compared_with_none(synthetic: SimpleNamespace, tmp_path: Path) -> None:
-    blocks = recall_section(report_of(synthetic, tmp_path, {"looks": 0.8}))
+def test_one_student_is_compared_with_none(tmp_path: Path) -> None:
+    blocks = recall_section(report_of(tmp_path, {"looks": 0.8}))
     assert not any(isinstance(block, Charts) for block in blocks)
     (part,) = (block for block in blocks if isinstance(block, Part))
     assert part.title == "Scores by context"

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -12,17 +11,18 @@ from evalsuite.reports.headline import headline
 from evalsuite.reports.measures.students import STUDENTS, student_rows
 from evalsuite.reports.page.sections.students import students_section
 from evalsuite.reports.report import Report, build_report
+from tests.reports.conftest import SyntheticBenchmark, SyntheticCheckpoint, make_run
 
 Levels = Callable[[str, str, int | None], float]
 
 
-def make(synthetic: SimpleNamespace, run: Path, students: dict[str, Levels], teacher: Levels) -> Report:
+def make(run: Path, students: dict[str, Levels], teacher: Levels) -> Report:
     """Choices under both protocols, and needles at 512 and 4,096 tokens."""
-    synthetic.make_run(
+    make_run(
         run,
         [
-            synthetic.SyntheticBenchmark("piqa", "PIQA", "common_sense", 800, 0.5),
-            synthetic.SyntheticBenchmark(
+            SyntheticBenchmark("piqa", "PIQA", "common_sense", 800, 0.5),
+            SyntheticBenchmark(
                 "niah_single_1",
                 "S-NIAH-1",
                 "recall",
@@ -33,8 +33,8 @@ def make(synthetic: SimpleNamespace, run: Path, students: dict[str, Levels], tea
             ),
         ],
         [
-            synthetic.SyntheticCheckpoint("t", teacher, "teacher"),
-            *(synthetic.SyntheticCheckpoint(name, levels) for name, levels in students.items()),
+            SyntheticCheckpoint("t", teacher, "teacher"),
+            *(SyntheticCheckpoint(name, levels) for name, levels in students.items()),
         ],
     )
     return build_report([run])
@@ -49,15 +49,13 @@ def level(loglikelihood: float, generation: float, needles: dict[int, float]) ->
     return of
 
 
-def test_a_student_is_worth_what_it_keeps_where_it_loses_most(
-    synthetic: SimpleNamespace, tmp_path: Path
-) -> None:
+def test_a_student_is_worth_what_it_keeps_where_it_loses_most(tmp_path: Path) -> None:
     students = {
         "window": level(0.90, 0.90, {512: 0.95, 4096: 0.05}),
         "whole": level(0.89, 0.89, {512: 0.94, 4096: 0.93}),
         "weak": level(0.70, 0.70, {512: 0.5, 4096: 0.5}),
     }
-    report = make(synthetic, tmp_path / "run", students, level(0.90, 0.90, {512: 0.95, 4096: 0.95}))
+    report = make(tmp_path / "run", students, level(0.90, 0.90, {512: 0.95, 4096: 0.95}))
     rows = {report.checkpoints[row.checkpoint].label: row for row in student_rows(report)}
     assert list(rows) == ["whole", "weak", "window"]
     assert {name: row.verdict for name, row in rows.items()} == {
@@ -74,11 +72,8 @@ def test_a_student_is_worth_what_it_keeps_where_it_loses_most(
     assert sentence.endswith(" % of needles at 4k.")
 
 
-def test_needles_count_where_the_teacher_finds_half_of_them(
-    synthetic: SimpleNamespace, tmp_path: Path
-) -> None:
+def test_needles_count_where_the_teacher_finds_half_of_them(tmp_path: Path) -> None:
     report = make(
-        synthetic,
         tmp_path / "run",
         {"s": level(0.9, 0.9, {512: 0.9, 4096: 0.3})},
         level(0.9, 0.9, {512: 0.95, 4096: 0.3}),
@@ -88,9 +83,8 @@ def test_needles_count_where_the_teacher_finds_half_of_them(
     assert row.shares["needles"].point == pytest.approx(0.9 / 0.95, abs=0.05)
 
 
-def test_what_a_teacher_cannot_do_is_no_share(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+def test_what_a_teacher_cannot_do_is_no_share(tmp_path: Path) -> None:
     report = make(
-        synthetic,
         tmp_path / "run",
         {"s": level(0.5, 0.9, {512: 0.0, 4096: 0.0})},
         level(0.5, 0.9, {512: 0.1, 4096: 0.0}),
@@ -106,13 +100,11 @@ def test_what_a_teacher_cannot_do_is_no_share(synthetic: SimpleNamespace, tmp_pa
     assert "generation %" in titles
 
 
-def test_a_student_without_a_way_that_others_have_is_not_measured(
-    synthetic: SimpleNamespace, tmp_path: Path
-) -> None:
+def test_a_student_without_a_way_that_others_have_is_not_measured(tmp_path: Path) -> None:
     from tests.reports.score_edits import edit_rows
 
     teacher = level(0.9, 0.9, {512: 0.95, 4096: 0.95})
-    make(synthetic, tmp_path / "run", {"a": teacher, "b": teacher}, teacher)
+    make(tmp_path / "run", {"a": teacher, "b": teacher}, teacher)
     for benchmark in ("piqa", "niah_single_1"):
         edit_rows(
             tmp_path / "run",
@@ -126,9 +118,9 @@ def test_a_student_without_a_way_that_others_have_is_not_measured(
     assert rows["a"].verdict == "keeps"
 
 
-def test_the_table_has_a_row_per_student_in_every_output(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+def test_the_table_has_a_row_per_student_in_every_output(tmp_path: Path) -> None:
     teacher = level(0.9, 0.9, {512: 0.95, 4096: 0.95})
-    report = make(synthetic, tmp_path / "run", {"a": teacher, "b": teacher}, teacher)
+    report = make(tmp_path / "run", {"a": teacher, "b": teacher}, teacher)
     assert [line.split(",")[0] for line in STUDENTS.csv(report).splitlines()] in (
         ["label", "a", "b"],
         ["label", "b", "a"],
@@ -138,11 +130,9 @@ def test_the_table_has_a_row_per_student_in_every_output(synthetic: SimpleNamesp
     assert frame["worst_low"].min() > 0.9
 
 
-def test_a_student_that_gained_is_headlined_with_what_it_retained(
-    synthetic: SimpleNamespace, tmp_path: Path
-) -> None:
+def test_a_student_that_gained_is_headlined_with_what_it_retained(tmp_path: Path) -> None:
     gained = level(0.99, 0.99, {512: 0.95, 4096: 0.95})
-    report = make(synthetic, tmp_path / "run", {"s": gained}, level(0.8, 0.8, {512: 0.95, 4096: 0.95}))
+    report = make(tmp_path / "run", {"s": gained}, level(0.8, 0.8, {512: 0.95, 4096: 0.95}))
     (row,) = student_rows(report)
     assert (row.verdict, row.gained) == ("keeps", ("loglikelihood", "generation"))
     sentence = headline(report)
@@ -157,14 +147,14 @@ def test_a_student_that_gained_is_headlined_with_what_it_retained(
     assert "gained: log-likelihood, generation" in str(view.grid)
 
 
-def test_verdicts_are_those_of_a_policy(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+def test_verdicts_are_those_of_a_policy(tmp_path: Path) -> None:
     students = {
         "window": level(0.90, 0.90, {512: 0.95, 4096: 0.05}),
         "whole": level(0.89, 0.89, {512: 0.94, 4096: 0.93}),
         "weak": level(0.70, 0.70, {512: 0.5, 4096: 0.5}),
     }
     teacher = level(0.90, 0.90, {512: 0.95, 4096: 0.95})
-    make(synthetic, tmp_path / "run", students, teacher)
+    make(tmp_path / "run", students, teacher)
     rule = {"metric": "recovery", "min": 0.9, "protocol": "loglikelihood"}
 
     def verdicts(*rules: dict[str, object]) -> tuple[dict[str, str], str]:

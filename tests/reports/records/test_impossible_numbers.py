@@ -2,29 +2,29 @@
 
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from evalsuite.foundation import DataError
 from evalsuite.reports import policy_from_options, run_gate
+from tests.reports.conftest import SyntheticBenchmark, SyntheticCheckpoint, make_run
 from tests.reports.score_edits import edit_rows
 
 
 @pytest.fixture
-def run(synthetic: SimpleNamespace, tmp_path: Path) -> Path:
-    made: Path = synthetic.make_run(
+def run(tmp_path: Path) -> Path:
+    made: Path = make_run(
         tmp_path / "run",
         [
-            synthetic.SyntheticBenchmark("facts", "Facts", "knowledge", 40, protocols=("loglikelihood",)),
-            synthetic.SyntheticBenchmark(
+            SyntheticBenchmark("facts", "Facts", "knowledge", 40, protocols=("loglikelihood",)),
+            SyntheticBenchmark(
                 "wiki", "Wiki", "language_modeling", 20, None, (), ("loglikelihood",), perplexity=True
             ),
         ],
         [
-            synthetic.SyntheticCheckpoint("t", lambda b, *_: 3.0 if b == "wiki" else 0.8, "teacher"),
-            synthetic.SyntheticCheckpoint("s", lambda b, *_: 3.0 if b == "wiki" else 0.8),
+            SyntheticCheckpoint("t", lambda b, *_: 3.0 if b == "wiki" else 0.8, "teacher"),
+            SyntheticCheckpoint("s", lambda b, *_: 3.0 if b == "wiki" else 0.8),
         ],
     )
     return made

@@ -3,7 +3,6 @@
 import json
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -16,6 +15,7 @@ from evalsuite.reports.records.loss_curves import (
     parse_loss_curves,
     read_loss_curves,
 )
+from tests.reports.conftest import SyntheticBenchmark, SyntheticCheckpoint, make_run
 from tests.reports.page.test_sections import Sections
 
 
@@ -64,15 +64,14 @@ def test_measurements_on_held_out_documents_are_read_and_drawn(small_run: Path, 
     ]
 
 
-def test_student_of_two_runs_has_one_curve(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+def test_student_of_two_runs_has_one_curve(tmp_path: Path) -> None:
     def run(name: str, benchmark: str, students: dict[str, str]) -> Path:
         answerers = [
-            synthetic.SyntheticCheckpoint(label, lambda *_: 0.6, weights=weights)
-            for label, weights in students.items()
+            SyntheticCheckpoint(label, lambda *_: 0.6, weights=weights) for label, weights in students.items()
         ]
-        teacher = synthetic.SyntheticCheckpoint("t", lambda *_: 0.7, "teacher")
-        requested = [synthetic.SyntheticBenchmark(benchmark, benchmark, "common_sense", 20)]
-        return synthetic.make_run(tmp_path / name, requested, [teacher, *answerers])
+        teacher = SyntheticCheckpoint("t", lambda *_: 0.7, "teacher")
+        requested = [SyntheticBenchmark(benchmark, benchmark, "common_sense", 20)]
+        return make_run(tmp_path / name, requested, [teacher, *answerers])
 
     first = run("first", "piqa", {"gla": "a" * 16, "kda": "b" * 16})
     second = run("second", "boolq", {"out/gla": "a" * 16, "kda": "c" * 16})

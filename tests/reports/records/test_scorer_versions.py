@@ -2,21 +2,18 @@
 
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 from evalsuite.reports.analysis.result_tensor import load_result_tensor
 from evalsuite.reports.records.score_files import pack_rows, read_rows, score_paths
+from tests.reports.conftest import SyntheticBenchmark, make_run
 from tests.reports.score_edits import SCORER, info_of
 
 
-def test_unlike_scorer_versions_are_a_warning(synthetic: SimpleNamespace, tmp_path: Path) -> None:
-    run = synthetic.make_run(
+def test_unlike_scorer_versions_are_a_warning(tmp_path: Path) -> None:
+    run = make_run(
         tmp_path / "run",
-        [synthetic.SyntheticBenchmark("facts", "Facts", "knowledge", 40)],
-        [
-            synthetic.SyntheticCheckpoint("teacher", lambda b, p, c: 0.8, "teacher"),
-            synthetic.SyntheticCheckpoint("student", lambda b, p, c: 0.7),
-        ],
+        [SyntheticBenchmark("facts", "Facts", "knowledge", 40)],
+        {"teacher": 0.8, "student": 0.7},
     )
     said = "responses were scored by different versions"
     assert not any(said in warning for warning in load_result_tensor([run]).warnings)

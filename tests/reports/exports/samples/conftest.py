@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -22,6 +21,7 @@ from evalsuite.reports.records.probes import PROBE_FILE, SEGMENTS
 from evalsuite.reports.records.run_selection import RunSelection
 from evalsuite.reports.report import build_report
 from evalsuite.reports.run import read_manifest, write_environment, write_manifest
+from tests.reports.conftest import SyntheticBenchmark, SyntheticCheckpoint, make_run
 from tests.reports.score_edits import Row, edit_rows
 
 SECRET = "Why is the sky blue?"
@@ -73,13 +73,13 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture(scope="session")
-def make(synthetic: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """Make a run of these checkpoints; its documents are always the same."""
 
-    def make_run(*labels: str) -> Path:
+    def made(*labels: str) -> Path:
         run: Path = tmp_path_factory.mktemp("-".join(labels)) / "run"
-        benchmark = synthetic.SyntheticBenchmark
-        synthetic.make_run(
+        benchmark = SyntheticBenchmark
+        make_run(
             run,
             [
                 benchmark("arc_easy", "ARC-Easy", "knowledge", 80, seeds=(0, 1)),
@@ -89,7 +89,7 @@ def make(synthetic: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -
                 benchmark("squad", "SQuAD", "knowledge", 40, 0.0, (), ("generation",), continuous=True),
                 benchmark("lm", "LM", "language_modeling", 40, None, (), ("loglikelihood",), perplexity=True),
             ],
-            [_checkpoint(synthetic, label) for label in labels],
+            [_checkpoint(label) for label in labels],
         )
         for protocol in ("loglikelihood", "generation"):
             edit_rows(run, "arc_easy", protocol, _with_texts)
@@ -97,7 +97,7 @@ def make(synthetic: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -
         _write_sidecars(run)
         return run
 
-    return make_run
+    return made
 
 
 @pytest.fixture(scope="session")
@@ -124,14 +124,14 @@ def both(run: Path, second: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     return samples_of(run, second, out=tmp_path_factory.mktemp("both"), redacted=True)
 
 
-def _checkpoint(synthetic: SimpleNamespace, label: str) -> Any:
+def _checkpoint(label: str) -> Any:
     def truth(benchmark: str, protocol: str, context: int | None) -> float:
         return 4.0 - SKILL[label] if benchmark == "lm" else SKILL[label] - (context or 0) / 5000
 
     teacher = {"path": f"{HOME}/teacher", "command": f"evalsuite distill r --data {HOME}/data"}
     stages = [{"name": "kd", "objective": "kd", "tokens": 100}]
     lineage = {"recipe": {"name": "r", "hash": "h"}, "mixers": [label, label], "tokens": 100, "seed": 0}
-    return synthetic.SyntheticCheckpoint(
+    return SyntheticCheckpoint(
         label,
         truth,
         "teacher" if label == "teacher" else "student",

@@ -5,7 +5,6 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pyarrow.parquet as pq
 import pytest
@@ -23,6 +22,7 @@ from evalsuite.reports.page.overview import meta
 from evalsuite.reports.records.run_selection import RunSelection
 from evalsuite.reports.report import build_report
 from evalsuite.reports.run import Benchmark, read_manifest, write_manifest
+from tests.reports.conftest import SyntheticBenchmark, SyntheticCheckpoint, make_run
 from tests.reports.exports.samples.conftest import HOME, SECRET, contents, part_of, samples_of, tables
 from tests.reports.page_samples import sample_rows
 from tests.reports.score_edits import edit_rows
@@ -199,13 +199,13 @@ def test_runs_that_no_single_plan_describes_are_refused(run: Path, second: Path,
     assert not (tmp_path / "page").exists()
 
 
-def test_student_that_would_change_its_teacher_is_refused(synthetic: SimpleNamespace, tmp_path: Path) -> None:
-    checkpoint = synthetic.SyntheticCheckpoint
+def test_student_that_would_change_its_teacher_is_refused(tmp_path: Path) -> None:
+    checkpoint = SyntheticCheckpoint
     first = checkpoint("first", lambda *_: 0.9, "teacher")
     own = checkpoint("own", lambda *_: 0.8, lineage={"teacher": {"weights_id": first.weights_id}})
     models = [first, checkpoint("second", lambda *_: 0.9, "teacher"), own, checkpoint("any", lambda *_: 0.8)]
-    benchmarks = [synthetic.SyntheticBenchmark("facts", "Facts", "knowledge", 20)]
-    made = synthetic.make_run(tmp_path / "run", benchmarks, models)
+    benchmarks = [SyntheticBenchmark("facts", "Facts", "knowledge", 20)]
+    made = make_run(tmp_path / "run", benchmarks, models)
     samples_of(made, out=tmp_path / "all")
     with pytest.raises(DataError, match="names no teacher of the runs"):
         samples_of(made, out=tmp_path / "some", checkpoints=("own", "any"))

@@ -21,6 +21,7 @@ from evalsuite.reports.studies.decision.noise import read_choices
 from evalsuite.reports.studies.decision.objections import Study, objections
 from evalsuite.reports.studies.decision.page import write_page
 from evalsuite.reports.studies.decision.protocol import Protocol, load_protocol
+from tests.reports.conftest import SyntheticBenchmark, SyntheticCheckpoint, make_run
 from tests.reports.score_edits import Row, all_rows, edit_rows
 from tests.reports.studies.decision.ids import with_common_ids
 
@@ -46,7 +47,7 @@ def small_protocol() -> Protocol:
 
 
 @pytest.fixture(scope="module")
-def study(synthetic: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
+def study(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     """A scored run of one teacher, without one of its students' runs."""
     protocol = small_protocol()
     needles = sorted(
@@ -65,21 +66,18 @@ def study(synthetic: SimpleNamespace, tmp_path_factory: pytest.TempPathFactory) 
 
     labels = [f"{student}-seed{seed}" for student in STUDENTS for seed in (0, 1)]
     labels.remove("sliding_window-seed1")
-    run = synthetic.make_run(
+    run = make_run(
         tmp_path_factory.mktemp("decision") / "run",
         [
-            *(
-                synthetic.SyntheticBenchmark(name, name, "recall", 60, 0.25, contexts=(512,))
-                for name in needles
-            ),
-            synthetic.SyntheticBenchmark("piqa", "PIQA", "knowledge", 60),
-            synthetic.SyntheticBenchmark("piqa_padded", "PIQA, padded", "knowledge", 60),
-            synthetic.SyntheticBenchmark("boolq_fewshot", "BoolQ", "knowledge", 500),
-            synthetic.SyntheticBenchmark("sciq_fewshot", "SciQ", "knowledge", 60),
+            *(SyntheticBenchmark(name, name, "recall", 60, 0.25, contexts=(512,)) for name in needles),
+            SyntheticBenchmark("piqa", "PIQA", "knowledge", 60),
+            SyntheticBenchmark("piqa_padded", "PIQA, padded", "knowledge", 60),
+            SyntheticBenchmark("boolq_fewshot", "BoolQ", "knowledge", 500),
+            SyntheticBenchmark("sciq_fewshot", "SciQ", "knowledge", 60),
         ],
         [
-            synthetic.SyntheticCheckpoint("t", lambda b, p, c: TEACHER, "teacher"),
-            *(synthetic.SyntheticCheckpoint(label, truth) for label in (*labels, "untrained-windows")),
+            SyntheticCheckpoint("t", lambda b, p, c: TEACHER, "teacher"),
+            *(SyntheticCheckpoint(label, truth) for label in (*labels, "untrained-windows")),
         ],
     )
     for name in (*needles, "piqa", "piqa_padded"):

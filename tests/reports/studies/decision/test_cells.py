@@ -1,13 +1,12 @@
 """Cells of the deciding study from score rows: paired documents, contexts, missing ones."""
 
-from types import SimpleNamespace
-
 import pytest
 
 from evalsuite.foundation import DataError
 from evalsuite.reports.studies.decision.cells import cell, needle_cells, read_scores, short_task_cells
 from evalsuite.reports.studies.decision.effects import Run
 from evalsuite.reports.studies.decision.protocol import load_protocol
+from tests.reports.conftest import SyntheticBenchmark, SyntheticCheckpoint, make_run
 from tests.reports.score_edits import edit_rows
 from tests.reports.studies.decision.ids import with_common_ids
 
@@ -30,7 +29,7 @@ def test_documents_are_those_that_the_teacher_has_in_every_way():
         cell("task", found, chance, "x", {})
 
 
-def test_cells_are_read_from_the_rows_of_a_run(synthetic: SimpleNamespace, tmp_path):
+def test_cells_are_read_from_the_rows_of_a_run(tmp_path):
     """Every fourth needle benchmark has its own share of right documents."""
     protocol = load_protocol()
     tasks, halves = protocol.needles.tasks, protocol.needles.halves
@@ -41,16 +40,13 @@ def test_cells_are_read_from_the_rows_of_a_run(synthetic: SimpleNamespace, tmp_p
         }
     )
     names = {way.benchmark.format(task=task, half="") for task in tasks for way in protocol.ways.values()}
-    run = synthetic.make_run(
+    run = make_run(
         tmp_path / "run",
+        [SyntheticBenchmark(name, name, "recall", 40, 0.25, contexts=(512, 1024)) for name in sorted(names)],
         [
-            synthetic.SyntheticBenchmark(name, name, "recall", 40, 0.25, contexts=(512, 1024))
-            for name in sorted(names)
-        ],
-        [
-            synthetic.SyntheticCheckpoint("t", lambda b, p, c: 0.9, "teacher"),
+            SyntheticCheckpoint("t", lambda b, p, c: 0.9, "teacher"),
             *(
-                synthetic.SyntheticCheckpoint(label, lambda b, p, c: 0.2 if p == "generation" else 0.7)
+                SyntheticCheckpoint(label, lambda b, p, c: 0.2 if p == "generation" else 0.7)
                 for label in LABELS
             ),
         ],

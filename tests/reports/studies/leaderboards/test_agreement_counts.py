@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from evalsuite.reports.studies.leaderboards.agreement_counts import counted, main
-from tests.reports.conftest import SyntheticBenchmark, SyntheticCheckpoint, make_run
+from tests.reports.conftest import SyntheticBenchmark, make_run
 
 
 @pytest.fixture(scope="module")
@@ -13,10 +13,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     benchmarks = [
         SyntheticBenchmark(name, name, "knowledge", 80, protocols=("loglikelihood",)) for name in ("a", "b")
     ]
-    models = [
-        SyntheticCheckpoint("t", lambda *_: 0.7, "teacher"),
-        SyntheticCheckpoint("s", lambda *_: 0.5),
-    ]
+    models = {"t": 0.7, "s": 0.5}
     return make_run(tmp_path_factory.mktemp("run"), benchmarks, models)
 
 
