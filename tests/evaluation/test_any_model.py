@@ -19,6 +19,7 @@ from evalsuite.models.checkpoints.load import load_checkpoint
 from evalsuite.models.diagnostics.consistency_checks import run_consistency_checks
 from evalsuite.models.inference import ScoreRequest
 from evalsuite.models.inference.transformers.engine import TransformersEngine
+from tests.evaluation.runs import evaluate_quietly
 from tests.reports.score_edits import rows_by_cell
 
 SUITE = """
@@ -74,14 +75,8 @@ def test_a_run_with_two_families(rwkv: Path, tiny: Path, tmp_path: Path) -> None
 
 def test_an_engine_that_is_chosen_says_only_what_it_leaves_unused(tiny: Path, tmp_path: Path) -> None:
     (tmp_path / "s.yaml").write_text(SUITE)
-    summary = evaluate(
-        RunConfig(
-            suite=tmp_path / "s.yaml",
-            checkpoints=[str(tiny)],
-            out=tmp_path / "run",
-            engine="transformers",
-            quiet=True,
-        )
+    summary = evaluate_quietly(
+        suite=tmp_path / "s.yaml", checkpoints=[str(tiny)], out=tmp_path / "run", engine="transformers"
     )
     [engine] = read_json(tmp_path / "run" / "run.json")["engines"].values()
     assert engine["engine"] == "transformers"

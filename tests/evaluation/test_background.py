@@ -18,6 +18,7 @@ from evalsuite.evaluation import evaluate, phases
 from evalsuite.evaluation.processes.background import Background
 from evalsuite.foundation import CheckpointError, DataError, RunFolderError
 from evalsuite.reports.run import read_manifest
+from tests.evaluation.runs import evaluate_quietly
 
 
 class OddError(Exception):
@@ -163,7 +164,7 @@ def test_a_process_of_its_own_builds_and_scores_alike(
 ) -> None:
     for name in ("here", "there"):
         monkeypatch.setattr(phases, "pays_off", lambda config, name=name: name == "there")
-        summary = evaluate(RunConfig(suite=suite, checkpoints=[str(tiny)], out=tmp_path / name, quiet=True))
+        summary = evaluate_quietly(suite=suite, checkpoints=[str(tiny)], out=tmp_path / name)
         assert (summary.missing, len(summary.scores) > 0) == (0, True)
     files = sorted(path.relative_to(tmp_path / "here") for path in (tmp_path / "here").rglob("*.*"))
     assert {path.suffix for path in files} >= {".jsonl", ".parquet"}

@@ -5,8 +5,7 @@ from pathlib import Path
 
 from safetensors.torch import load_file, save_file
 
-from evalsuite.config import RunConfig
-from evalsuite.evaluation import evaluate
+from tests.evaluation.runs import evaluate_quietly
 from tests.reports.score_edits import rows_by_cell
 
 
@@ -25,9 +24,7 @@ def test_inference_errors_are_recorded_and_counted(tiny: Path, tmp_path: Path) -
     suite.write_text(
         "name: s\ntitle: S\nbenchmarks: [{benchmark: pocket_niah_single_2, contexts: [128], limit: 2}]\n"
     )
-    summary = evaluate(
-        RunConfig(suite=suite, checkpoints=[str(model)], out=tmp_path / "run", teacher=str(tiny), quiet=True)
-    )
+    summary = evaluate_quietly(suite=suite, checkpoints=[str(model)], out=tmp_path / "run", teacher=str(tiny))
     found = [row for rows in rows_by_cell(tmp_path / "run").values() for row in rows]
     records = [record for record in found if record["checkpoint"] == "model"]
     assert len(records) == 4

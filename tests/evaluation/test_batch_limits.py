@@ -15,6 +15,7 @@ from evalsuite.foundation import DataError, read_json, read_jsonl, write_json
 from evalsuite.models.inference.batch_limits import BatchLimits
 from evalsuite.models.inference.torch import engine as torch_engine
 from evalsuite.reports.run import read_manifest
+from tests.evaluation.runs import evaluate_quietly
 
 SUITE = """
 name: s
@@ -57,19 +58,12 @@ def test_resumed_run_is_bit_identical_with_other_free_memory(
 ) -> None:
     batches = ["pocket_facts", "pocket_cloze"]
     for run in (whole := tmp_path / "whole", resumed := tmp_path / "resumed"):
-        evaluate(RunConfig(suite=suite, checkpoints=[str(tiny)], out=run, phases=("build",), quiet=True))
+        evaluate_quietly(suite=suite, checkpoints=[str(tiny)], out=run, phases=("build",))
 
     def infer(run: Path, tokens: int, batches: list[str]) -> dict[str, Any]:
         free_tokens(tokens)
-        evaluate(
-            RunConfig(
-                checkpoints=[str(tiny)],
-                out=run,
-                phases=("infer",),
-                benchmarks=batches,
-                device="cpu",
-                quiet=True,
-            )
+        evaluate_quietly(
+            checkpoints=[str(tiny)], out=run, phases=("infer",), benchmarks=batches, device="cpu"
         )
         return responses(run)
 
@@ -84,7 +78,7 @@ def test_limits_are_recorded_with_their_fingerprint(
     run = tmp_path / "run"
     for tokens in (512, 64):
         free_tokens(tokens)
-        evaluate(RunConfig(suite=suite, checkpoints=[str(tiny)], out=run, device="cpu", quiet=True))
+        evaluate_quietly(suite=suite, checkpoints=[str(tiny)], out=run, device="cpu")
         (engine,) = read_manifest(run).engines.values()
         assert engine.batch_limits == asdict(BatchLimits(512, 128, 1 << 23, 2 << 30, 32))
 
@@ -109,4 +103,4 @@ def test_damaged_limits_are_refused(
     engine["batch_limits"] = [] if damage is None else engine.get("batch_limits", {}) | damage
     write_json(run / "run.json", manifest)
     with pytest.raises(DataError, match=r"run\.json: '?engines\.\w+\.batch_limits"):
-        evaluate(RunConfig(checkpoints=[str(tiny)], out=run, phases=("infer",), device="cpu", quiet=True))
+        evaluate_quietly(checkpoints=[str(tiny)], out=run, phases=("infer",), device="cpu")

@@ -7,13 +7,12 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from evalsuite.config import RunConfig
-from evalsuite.evaluation import evaluate
 from evalsuite.evaluation.documents import counter_id
 from evalsuite.evaluation.plan import resolve_suite
 from evalsuite.evaluation.run_paths import cells_of, read_built, read_requests
 from evalsuite.foundation import ConfigError, RunFolderError
 from evalsuite.reports.run import read_manifest
+from tests.evaluation.runs import evaluate_quietly
 
 CHAT = (
     "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>"
@@ -48,7 +47,7 @@ def write(suite: Path, settings: str = "", entry: str = "") -> Path:
 
 def build(suite: Path, run: Path) -> dict[str, list[Any]]:
     """The request sets of each benchmark."""
-    evaluate(RunConfig(suite=suite, checkpoints=["a"], out=run, phases=("build",), quiet=True))
+    evaluate_quietly(suite=suite, checkpoints=["a"], out=run, phases=("build",))
     manifest = read_built(run)
     return {
         cell.benchmark: read_requests(run, manifest.checkpoints[0].tokenizer, cell)
@@ -131,11 +130,7 @@ def test_template_that_ignores_or_rejects_an_argument_is_refused(
         ("", f", chat_template_kwargs: {{{argument}}}"),
     ):
         with pytest.raises(ConfigError, match=message):
-            evaluate(
-                RunConfig(
-                    suite=write(suite, settings, entry), checkpoints=["a"], out=tmp_path / "x", quiet=True
-                )
-            )
+            evaluate_quietly(suite=write(suite, settings, entry), checkpoints=["a"], out=tmp_path / "x")
     assert not (tmp_path / "x" / "run.json").exists()
     assert not crew.engines
 

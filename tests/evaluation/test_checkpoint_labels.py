@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 
-from evalsuite.config import RunConfig
-from evalsuite.evaluation import evaluate
 from evalsuite.evaluation.shards.export import export_shard
 from evalsuite.evaluation.shards.merge import merge_shards
 from evalsuite.foundation import EvalsuiteError
 from evalsuite.reports.records.loss_curves import loss_curve_path
 from evalsuite.reports.run import read_manifest
+from tests.evaluation.runs import evaluate_quietly
 
 
 @pytest.fixture
@@ -46,14 +45,12 @@ def outcome(action: Callable[[], object]) -> str:
 
 def test_same_folder_name_gets_a_longer_label(weights: dict[str, str], suite: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    evaluate(RunConfig(suite=suite, checkpoints=["a/kda"], out=run, teacher="t", quiet=True))
-    assert outcome(lambda: evaluate(RunConfig(suite=suite, checkpoints=["b/kda"], out=run, quiet=True))) == ""
+    evaluate_quietly(suite=suite, checkpoints=["a/kda"], out=run, teacher="t")
+    assert outcome(lambda: evaluate_quietly(suite=suite, checkpoints=["b/kda"], out=run)) == ""
     assert labels(run) == {"weights-t": "t", "weights-a/kda": "kda", "weights-b/kda": "b/kda"}
     # Repeated, in either order, nothing changes.
-    assert evaluate(RunConfig(suite=suite, checkpoints=["b/kda"], out=run, quiet=True)).computed == {
-        "b/kda": 0
-    }
-    assert evaluate(RunConfig(suite=suite, checkpoints=["a/kda"], out=run, quiet=True)).computed == {"kda": 0}
+    assert evaluate_quietly(suite=suite, checkpoints=["b/kda"], out=run).computed == {"b/kda": 0}
+    assert evaluate_quietly(suite=suite, checkpoints=["a/kda"], out=run).computed == {"kda": 0}
     assert set(labels(run).values()) == {"t", "kda", "b/kda"}
 
 
@@ -61,13 +58,10 @@ def test_checkpoint_retrained_in_place_gets_a_label_of_its_own(
     weights: dict[str, str], suite: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    evaluate(RunConfig(suite=suite, checkpoints=["students/kda"], out=run, teacher="t", quiet=True))
+    evaluate_quietly(suite=suite, checkpoints=["students/kda"], out=run, teacher="t")
     weights["students/kda"] = "fedcba9876543210"
-    assert (
-        outcome(lambda: evaluate(RunConfig(suite=suite, checkpoints=["students/kda"], out=run, quiet=True)))
-        == ""
-    )
-    assert evaluate(RunConfig(suite=suite, checkpoints=["students/kda"], out=run, quiet=True)).computed == {
+    assert outcome(lambda: evaluate_quietly(suite=suite, checkpoints=["students/kda"], out=run)) == ""
+    assert evaluate_quietly(suite=suite, checkpoints=["students/kda"], out=run).computed == {
         "kda (fedcba)": 0
     }
     assert labels(run) == {
@@ -75,19 +69,14 @@ def test_checkpoint_retrained_in_place_gets_a_label_of_its_own(
         "weights-students/kda": "kda",
         "fedcba9876543210": "kda (fedcba)",
     }
-    evaluate(RunConfig(suite=suite, out=run, phases=("score",), quiet=True))
+    evaluate_quietly(suite=suite, out=run, phases=("score",))
 
 
 def test_late_checkpoint_gets_a_longer_label(weights: dict[str, str], suite: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    evaluate(
-        RunConfig(suite=suite, checkpoints=["a/kda"], out=run, teacher="t", phases=("build",), quiet=True)
-    )
-    assert (
-        outcome(lambda: evaluate(RunConfig(checkpoints=["b/kda"], out=run, phases=("infer",), quiet=True)))
-        == ""
-    )
-    evaluate(RunConfig(suite=suite, out=run, phases=("score",), quiet=True))
+    evaluate_quietly(suite=suite, checkpoints=["a/kda"], out=run, teacher="t", phases=("build",))
+    assert outcome(lambda: evaluate_quietly(checkpoints=["b/kda"], out=run, phases=("infer",))) == ""
+    evaluate_quietly(suite=suite, out=run, phases=("score",))
     assert labels(run) == {"weights-t": "t", "weights-a/kda": "kda", "weights-b/kda": "b/kda"}
 
 
@@ -96,10 +85,10 @@ def test_shards_of_equal_labels_are_merged(
 ) -> None:
     """Two hosts each evaluate another checkpoint that both call kda."""
     home, shards = tmp_path / "home", []
-    evaluate(RunConfig(suite=suite, out=home, teacher="t", phases=("build",), quiet=True))
+    evaluate_quietly(suite=suite, out=home, teacher="t", phases=("build",))
     for host in ("a", "b"):
         shutil.copytree(home, tmp_path / host)
-        evaluate(RunConfig(checkpoints=[f"{host}/kda"], out=tmp_path / host, phases=("infer",), quiet=True))
+        evaluate_quietly(checkpoints=[f"{host}/kda"], out=tmp_path / host, phases=("infer",))
         shards.append(export_shard(tmp_path / host, tmp_path / f"{host}.tar.xz"))
     assert merge_shards(home, shards[:1]) == {"kda": 20}
     assert outcome(lambda: merge_shards(home, shards[1:])) == ""
@@ -110,7 +99,7 @@ def test_manifest_is_validated_before_it_is_written(
     weights: dict[str, str], suite: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    evaluate(RunConfig(suite=suite, checkpoints=["a", "b"], out=run, phases=("build",), quiet=True))
+    evaluate_quietly(suite=suite, checkpoints=["a", "b"], out=run, phases=("build",))
     before = (run / "run.json").read_bytes()
     plan = read_manifest(run)
     first, second = plan.checkpoints
@@ -128,13 +117,9 @@ def test_loss_curve_has_the_label_of_the_run(
         path.parent.mkdir(parents=True)
         path.write_text(f'{{"stage": "kd", "tokens": 64, "loss": {len(crew.training)}.5}}\n')
         crew.training[f"{name}/kda"] = path
-    evaluate(RunConfig(suite=suite, checkpoints=["a/kda"], out=run, phases=("build",), quiet=True))
+    evaluate_quietly(suite=suite, checkpoints=["a/kda"], out=run, phases=("build",))
     assert (
-        outcome(
-            lambda: evaluate(
-                RunConfig(suite=suite, checkpoints=["b/kda"], out=run, phases=("build",), quiet=True)
-            )
-        )
+        outcome(lambda: evaluate_quietly(suite=suite, checkpoints=["b/kda"], out=run, phases=("build",)))
         == ""
     )
     for label, path in (("kda", crew.training["a/kda"]), ("b/kda", crew.training["b/kda"])):

@@ -10,8 +10,6 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from evalsuite.config import RunConfig
-from evalsuite.evaluation import evaluate
 from evalsuite.evaluation.run_paths import documents_path
 from evalsuite.foundation import EvalsuiteError, read_json
 from evalsuite.foundation.strict import parse
@@ -19,6 +17,7 @@ from evalsuite.reports import compare
 from evalsuite.reports.records.reading import read_run_scores
 from evalsuite.reports.records.score_files import score_paths
 from evalsuite.tasks.benchmark import Benchmark
+from tests.evaluation.runs import evaluate_quietly
 
 ROWS = [
     {"goal": f"goal {n}", "sol1": "do", "sol2": "do not", "label": n % 2, "passage": f"p{n // 4}"}
@@ -46,14 +45,8 @@ def run(crew: Any, tmp_path: Path) -> Evaluate:
         frozen = tmp_path / "data" / "me__passages" / "default" / "test.parquet"
         frozen.parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(pa.Table.from_pylist(rows), frozen)
-        evaluate(
-            RunConfig(
-                suite=tmp_path / "s.yaml",
-                checkpoints=["a", "b"],
-                out=tmp_path / "run",
-                data=tmp_path / "data",
-                quiet=True,
-            )
+        evaluate_quietly(
+            suite=tmp_path / "s.yaml", checkpoints=["a", "b"], out=tmp_path / "run", data=tmp_path / "data"
         )
         return tmp_path / "run"
 
@@ -61,7 +54,7 @@ def run(crew: Any, tmp_path: Path) -> Evaluate:
 
 
 def score_again(run: Path) -> None:
-    evaluate(RunConfig(suite=run.parent / "s.yaml", out=run, phases=("score",), quiet=True))
+    evaluate_quietly(suite=run.parent / "s.yaml", out=run, phases=("score",))
 
 
 def without_clusters(path: Path) -> None:

@@ -12,6 +12,7 @@ from evalsuite.evaluation import estimate_run, evaluate
 from evalsuite.foundation import ConfigError, read_json, write_json
 from evalsuite.models.inference.requests import GenerateRequest, GenerateResponse
 from evalsuite.reports.run import manifest_path, read_manifest
+from tests.evaluation.runs import evaluate_quietly
 from tests.reports.score_edits import rows_by_cell
 
 NAME = "pocket_niah_single_1"
@@ -40,13 +41,13 @@ def test_context_beyond_all_checkpoints_is_refused_or_left_out(crew: Any, tmp_pa
             call(RunConfig(suite=both, checkpoints=["a"], out=run, strict=True, quiet=True))
     assert not (run / "documents").exists()
     for _ in range(2):  # The second call resumes, and still knows.
-        summary = evaluate(RunConfig(suite=both, checkpoints=["a", "b"], out=run, quiet=True))
+        summary = evaluate_quietly(suite=both, checkpoints=["a", "b"], out=run)
         assert list(summary.left_out) == [f"{NAME}@4096"]
         assert f"{NAME}@4096 is left out: of all checkpoints a supports most, 2,048 tokens" in str(summary)
         assert {row["context"] for row in records(run) if row["benchmark"] == NAME} == {128}
         assert read_manifest(run).benchmarks[0].contexts == (128,)
     other = tmp_path / "other"
-    evaluate(RunConfig(suite=suite(tmp_path, [4096]), checkpoints=["a"], out=other, quiet=True))
+    evaluate_quietly(suite=suite(tmp_path, [4096]), checkpoints=["a"], out=other)
     assert {row["benchmark"] for row in records(other)} == {"pocket_facts"}
 
 

@@ -9,10 +9,9 @@ import pytest
 import yaml
 
 from evalsuite.cli import main
-from evalsuite.config import RunConfig
-from evalsuite.evaluation import evaluate
 from evalsuite.foundation import DataError, RunFolderError, read_json, write_json
 from evalsuite.reports.run import read_environment, read_manifest
+from tests.evaluation.runs import evaluate_quietly
 
 
 def make_former(run: Path, registered: str) -> None:
@@ -48,13 +47,13 @@ def test_a_former_run_is_refused_and_converted(
     crew: Any, suite: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
-    evaluate(RunConfig(suite=suite, teacher="t", checkpoints=["a"], out=run, quiet=True))
+    evaluate_quietly(suite=suite, teacher="t", checkpoints=["a"], out=run)
     before, scores = read_manifest(run), {path: path.read_bytes() for path in run.glob("scores/*")}
     make_former(run, "a")
     with pytest.raises(RunFolderError, match=f"evalsuite convert {run}"):
         read_manifest(run)
     with pytest.raises(RunFolderError, match=f"evalsuite convert {run}"):
-        evaluate(RunConfig(suite=suite, teacher="t", out=run, quiet=True))
+        evaluate_quietly(suite=suite, teacher="t", out=run)
     assert main(["convert", str(run)]) == 0
     found = read_manifest(run)
     assert [each.label for each in found.diverged] == ["lost"]
@@ -64,7 +63,7 @@ def test_a_former_run_is_refused_and_converted(
     assert not [*run.glob("plan.yaml"), *run.glob("requests/*.json")]
     assert main(["convert", str(run)]) == 0
     assert "has a run.json already" in capsys.readouterr().out
-    assert not evaluate(RunConfig(suite=suite, teacher="t", checkpoints=["a"], out=run, quiet=True)).missing
+    assert not evaluate_quietly(suite=suite, teacher="t", checkpoints=["a"], out=run).missing
 
 
 @pytest.mark.parametrize("content", ['{"schema": 4', "[]", '{"schema": 4, "suite": "x"}'])

@@ -13,6 +13,7 @@ from evalsuite.evaluation.checkpoints import diverged_students, expand_folders
 from evalsuite.evaluation.shards.export import export_shard
 from evalsuite.foundation import CheckpointError, write_text
 from evalsuite.reports.run import read_manifest
+from tests.evaluation.runs import evaluate_quietly
 
 NOTE = {"label": "gla", "stage": "kd", "step": 12, "tokens": 53248, "reason": "the loss is nan"}
 WHY = "diverged in training (stage 'kd', step 12, after 53,248 tokens: the loss is nan)"
@@ -83,17 +84,17 @@ def test_a_shard_names_them_to_the_run_that_scores(
 ) -> None:
     monkeypatch.chdir(students)
     home, host, shard = tmp_path / "home", tmp_path / "host", tmp_path / "shard.tar.xz"
-    evaluate(RunConfig(suite=suite, out=home, teacher="t", phases=("build",), quiet=True))
+    evaluate_quietly(suite=suite, out=home, teacher="t", phases=("build",))
     shutil.copytree(home, host)
-    evaluate(RunConfig(checkpoints=["t", "kda", "gla"], out=host, phases=("infer",), quiet=True))
+    evaluate_quietly(checkpoints=["t", "kda", "gla"], out=host, phases=("infer",))
     export_shard(host, shard)
-    evaluate(RunConfig(out=home, phases=("score",), merge_shards=[shard], quiet=True))
+    evaluate_quietly(out=home, phases=("score",), merge_shards=[shard])
     assert [(each.label, each.why) for each in read_manifest(home).diverged] == [("gla", WHY)]
     # Trained again and evaluated, it has a checkpoint.
     (students / "gla").mkdir()
-    evaluate(RunConfig(checkpoints=["gla"], out=host, phases=("infer",), quiet=True))
+    evaluate_quietly(checkpoints=["gla"], out=host, phases=("infer",))
     export_shard(host, shard)
-    evaluate(RunConfig(out=home, phases=("score",), merge_shards=[shard], quiet=True))
+    evaluate_quietly(out=home, phases=("score",), merge_shards=[shard])
     plan = read_manifest(home)
     assert {"gla", "kda"} <= {each.label for each in plan.checkpoints}
     assert plan.diverged == ()
@@ -105,7 +106,7 @@ def test_a_model_of_the_same_label_does_not_hide_a_student(
     run = tmp_path / "run"
     (tmp_path / "other" / "gla").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "other")
-    evaluate(RunConfig(suite=suite, teacher="t", checkpoints=[str(students), "gla"], out=run, quiet=True))
+    evaluate_quietly(suite=suite, teacher="t", checkpoints=[str(students), "gla"], out=run)
     plan = read_manifest(run)
     assert "gla" in [each.label for each in plan.checkpoints]
     assert [each.path for each in plan.diverged] == [str(students / "gla")]

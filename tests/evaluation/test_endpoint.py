@@ -14,6 +14,7 @@ from evalsuite.foundation import ConfigError
 from evalsuite.models.inference.endpoint.client import ServerError
 from evalsuite.reports.records.sidecars import read_doctor
 from evalsuite.reports.run import read_manifest
+from tests.evaluation.runs import evaluate_quietly
 from tests.models.inference.endpoint.server import serving
 from tests.reports.score_edits import rows_by_cell
 
@@ -32,7 +33,7 @@ def test_a_run_on_a_server_resumes_and_scores_as_in_process(
 ) -> None:
     monkeypatch.setattr("evalsuite.models.inference.endpoint.client._pause", lambda attempt: 0.0)
     own, run = tmp_path / "own", tmp_path / "served"
-    evaluate(RunConfig(suite=suite, teacher=str(checkpoint), out=own, cache=False, quiet=True))
+    evaluate_quietly(suite=suite, teacher=str(checkpoint), out=own, cache=False)
     with serving(checkpoint) as server:
         arguments = {"url": server.url, "retries": 1, "in_flight": 2}
         served = RunConfig(
@@ -101,7 +102,7 @@ def test_the_doctor_compares_what_is_served_with_what_is_evaluated(
     checkpoint: Path, suite: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"
-    evaluate(RunConfig(suite=suite, teacher=str(checkpoint), out=run, phases=("build",), quiet=True))
+    evaluate_quietly(suite=suite, teacher=str(checkpoint), out=run, phases=("build",))
     with serving(checkpoint) as server:
         argv = ["doctor", str(checkpoint), "--out", str(run), "--documents", "4", "--engine", "endpoint"]
         argv += ["--engine-args", f"url={server.url}"]

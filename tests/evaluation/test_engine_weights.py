@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from evalsuite.config import RunConfig
-from evalsuite.evaluation import evaluate
 from evalsuite.foundation import CheckpointError, read_jsonl
 from evalsuite.models.inference.base import Engine
 from evalsuite.models.inference.torch.engine import TorchEngine
 from evalsuite.models.inference.vllm.engine import VllmEngine
+from tests.evaluation.runs import evaluate_quietly
 
 WORKER = """
 import json, sys
@@ -64,18 +63,10 @@ def responses(run: Path) -> list[Any]:
 
 def test_vllm_runs_the_checkpoint_of_the_run(vllm: None, student: Path, suite: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    evaluate(RunConfig(suite=suite, checkpoints=[str(student)], out=run, phases=("build",), quiet=True))
-    evaluate(
-        RunConfig(
-            checkpoints=[str(student)],
-            out=run,
-            phases=("infer",),
-            engine="vllm",
-            quiet=True,
-        )
-    )
+    evaluate_quietly(suite=suite, checkpoints=[str(student)], out=run, phases=("build",))
+    evaluate_quietly(checkpoints=[str(student)], out=run, phases=("infer",), engine="vllm")
     assert len(responses(run)) == 20
-    assert evaluate(RunConfig(suite=suite, out=run, phases=("score",), quiet=True)).missing == 0
+    assert evaluate_quietly(suite=suite, out=run, phases=("score",)).missing == 0
 
 
 @pytest.mark.parametrize("engine", ["vllm", "torch"])
@@ -84,19 +75,16 @@ def test_checkpoint_that_changed_at_its_path_is_refused(
     paths: str, engine: str, vllm: None, student: Path, suite: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    evaluate(RunConfig(suite=suite, checkpoints=[str(student)], out=run, phases=("build",), quiet=True))
+    evaluate_quietly(suite=suite, checkpoints=[str(student)], out=run, phases=("build",))
     change(student)
     given = [str(student)] if paths == "given" else []
     with pytest.raises(CheckpointError, match=r"student: weights are .*the checkpoint has changed"):
-        evaluate(
-            RunConfig(
-                checkpoints=given,
-                out=run,
-                phases=("infer",),
-                engine=engine,
-                **({"device": "cpu"} if engine == "torch" else {}),
-                quiet=True,
-            )
+        evaluate_quietly(
+            checkpoints=given,
+            out=run,
+            phases=("infer",),
+            engine=engine,
+            **{"device": "cpu"} if engine == "torch" else {},
         )
     assert responses(run) == []
 

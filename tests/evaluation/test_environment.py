@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from evalsuite.config import RunConfig
-from evalsuite.evaluation import environment, evaluate
+from evalsuite.evaluation import environment
 from evalsuite.models.ops.recurrence import RecurrenceInputs, compute_recurrence
 from evalsuite.reports.run import read_facts, read_manifest
+from tests.evaluation.runs import evaluate_quietly
 
 
 def test_environment_records_kernels_and_backend(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_the_manifest_states_seeds_documents_and_engines(tiny: Path, tmp_path: P
         "name: s\ntitle: S\nseed: 5\nseeds: [1, 2]\nlimit: 2\nsampling: {temperature: 0.7}\n"
         "benchmarks: [pocket_facts]\n"
     )
-    evaluate(RunConfig(suite=suite, checkpoints=[str(tiny)], out=tmp_path / "run", device="cpu", quiet=True))
+    evaluate_quietly(suite=suite, checkpoints=[str(tiny)], out=tmp_path / "run", device="cpu")
     manifest = read_manifest(tmp_path / "run")
     assert manifest.seeds == {"documents": 5, "responses": {"pocket_facts": [1, 2]}}
     assert [*manifest.documents] == ["pocket_facts"]

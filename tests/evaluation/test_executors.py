@@ -17,6 +17,7 @@ from evalsuite.config import RunConfig
 from evalsuite.evaluation import evaluate
 from evalsuite.foundation import ConfigError, RunFolderError
 from evalsuite.reports.run import read_environment
+from tests.evaluation.runs import evaluate_quietly
 from tests.reports.score_edits import rows_by_cell
 
 SUITE = """
@@ -99,7 +100,7 @@ def test_scores_equal_those_of_one_process(
 ) -> None:
     pytest.importorskip({"slurm": "submitit"}.get(executor, executor))
     paths = checkpoints(2)
-    evaluate(RunConfig(suite=suite, checkpoints=paths, out=tmp_path / "local", quiet=True))
+    evaluate_quietly(suite=suite, checkpoints=paths, out=tmp_path / "local")
     spread = RunConfig(
         suite=suite,
         checkpoints=paths,
@@ -124,14 +125,10 @@ def test_a_worker_with_other_numerics_is_refused_by_name(
 ) -> None:
     pytest.importorskip("submitit")
     path, out = checkpoints(1), tmp_path / "run"
-    evaluate(RunConfig(suite=suite, checkpoints=path, out=out, dtype="bfloat16", quiet=True))
+    evaluate_quietly(suite=suite, checkpoints=path, out=out, dtype="bfloat16")
     before = logged(out)
     with pytest.raises(RunFolderError, match=r"of host .*dtype bfloat16 there, float32 here"):
-        evaluate(
-            RunConfig(
-                out=out, executor="slurm", executor_args=SLURM, phases=("infer",), dtype="float32", quiet=True
-            )
-        )
+        evaluate_quietly(out=out, executor="slurm", executor_args=SLURM, phases=("infer",), dtype="float32")
     assert logged(out) == before
 
 
@@ -140,16 +137,13 @@ def test_one_gpu_by_name_is_refused(
 ) -> None:
     pytest.importorskip("submitit")
     with pytest.raises(ConfigError, match="cuda:1 names one GPU"):
-        evaluate(
-            RunConfig(
-                suite=suite,
-                checkpoints=checkpoints(1),
-                out=tmp_path / "run",
-                device="cuda:1",
-                executor="slurm",
-                executor_args=SLURM,
-                quiet=True,
-            )
+        evaluate_quietly(
+            suite=suite,
+            checkpoints=checkpoints(1),
+            out=tmp_path / "run",
+            device="cuda:1",
+            executor="slurm",
+            executor_args=SLURM,
         )
 
 
@@ -174,7 +168,7 @@ def test_ten_killed_workers_and_a_killed_driver_lose_nothing(
     suite = tmp_path / "spread.yaml"
     suite.write_text(SUITE.format(limit=200))
     paths, out = checkpoints(10), tmp_path / "spread"
-    evaluate(RunConfig(suite=suite, checkpoints=paths, out=tmp_path / "local", quiet=True))
+    evaluate_quietly(suite=suite, checkpoints=paths, out=tmp_path / "local")
     root = str(Path(__file__).parents[2])
     environment = os.environ | {
         "OMP_NUM_THREADS": "1",

@@ -13,6 +13,7 @@ from evalsuite.evaluation.build import requests_path
 from evalsuite.evaluation.run_paths import cells_of, read_built
 from evalsuite.foundation import ConfigError, EvalsuiteError, RunFolderError
 from evalsuite.reports.run import read_manifest
+from tests.evaluation.runs import evaluate_quietly
 from tests.reports.score_edits import rows_by_cell
 
 Grow = Callable[..., int]
@@ -100,11 +101,7 @@ def test_a_grown_run_equals_one_that_began_so(grow: Grow, crew: Any, tmp_path: P
     grow("pocket_facts,pocket_niah_single_1", "a", limit=5)
     grow("pocket_facts,pocket_niah_single_1", "a", "b", limit=5)
     fresh = tmp_path / "fresh"
-    evaluate(
-        RunConfig(
-            suite="pocket_facts,pocket_niah_single_1", checkpoints=("a", "b"), limit=5, out=fresh, quiet=True
-        )
-    )
+    evaluate_quietly(suite="pocket_facts,pocket_niah_single_1", checkpoints=("a", "b"), limit=5, out=fresh)
     grown = tmp_path / "run"
     for name in ("scores", "documents", "requests"):
         here, there = (

@@ -5,9 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from evalsuite.config import RunConfig
-from evalsuite.evaluation import evaluate
 from evalsuite.reports.records.loss_curves import loss_curve_path
+from tests.evaluation.runs import evaluate_quietly
 
 CODE = """
 import sys
@@ -20,7 +19,7 @@ sys.exit(main(["run", "--infer-only", "--checkpoint", sys.argv[1], "--out", sys.
 
 def test_infer_only_needs_no_harness_or_pydantic(tiny: Path, suite: Path, tmp_path: Path) -> None:
     run, moved = tmp_path / "run", tmp_path / "moved"
-    evaluate(RunConfig(suite=suite, checkpoints=[str(tiny)], out=run, phases=("build",), quiet=True))
+    evaluate_quietly(suite=suite, checkpoints=[str(tiny)], out=run, phases=("build",))
     # On another machine the checkpoint lies elsewhere: its weights tell which one it is.
     moved.mkdir()
     for file in tiny.iterdir():
@@ -38,4 +37,4 @@ def test_infer_only_needs_no_harness_or_pydantic(tiny: Path, suite: Path, tmp_pa
     assert done.returncode == 0, done.stderr
     assert f"computed responses: {tiny.name} 20\n" in done.stdout
     assert loss_curve_path(run, tiny.name).read_bytes() == (moved / "training.jsonl").read_bytes()
-    assert evaluate(RunConfig(suite=suite, out=run, phases=("score",), quiet=True)).missing == 0
+    assert evaluate_quietly(suite=suite, out=run, phases=("score",)).missing == 0

@@ -16,6 +16,7 @@ from evalsuite.evaluation.inputs import check_inputs
 from evalsuite.foundation import CheckpointError, DataError
 from evalsuite.models.checkpoints.location import locate_here
 from tests.evaluation.conftest import Crew
+from tests.evaluation.runs import evaluate_quietly
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -55,7 +56,7 @@ def test_refusals_come_before_torch(crew: Crew, suite: Path, tmp_path: Path) -> 
     (tmp_path / "names.yaml").write_text("name: names\ntitle: Names\nbenchmarks: [arc_esy]\n")
     (tmp_path / "empty").mkdir()
     built = tmp_path / "built"
-    evaluate(RunConfig(suite=suite, checkpoints=["a"], out=built, phases=("build",), quiet=True))
+    evaluate_quietly(suite=suite, checkpoints=["a"], out=built, phases=("build",))
     done = subprocess.run(
         [sys.executable, "-c", CODE, json.dumps([command.split() for command in REFUSED])],
         cwd=tmp_path,
@@ -110,7 +111,7 @@ class StoppedError(Exception):
 def test_checkpoints_of_a_built_run_may_be_elsewhere(
     crew: Crew, suite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    evaluate(RunConfig(suite=suite, checkpoints=["a"], out=tmp_path / "run", phases=("build",), quiet=True))
+    evaluate_quietly(suite=suite, checkpoints=["a"], out=tmp_path / "run", phases=("build",))
     monkeypatch.setattr(inputs, "locate_here", locate_here)
     config = RunConfig(out=tmp_path / "run", phases=("infer",))
     check_inputs(config, ["a"])

@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 
 from evalsuite.cli import main
-from evalsuite.config import RunConfig
 from evalsuite.distill.training.metrics import loss_curve
-from evalsuite.evaluation import evaluate
 from evalsuite.evaluation.run_paths import read_built
 from evalsuite.evaluation.shards.export import export_shard
 from evalsuite.evaluation.shards.merge import merge_shards
@@ -20,6 +18,7 @@ from evalsuite.reports import compare
 from evalsuite.reports.measures.training import loss_curves, training_views
 from evalsuite.reports.records.loss_curves import loss_curve_path, read_loss_curves
 from evalsuite.reports.run import write_manifest
+from tests.evaluation.runs import evaluate_quietly
 
 
 def write_curve(folder: Path, loss: float, steps: int = 40) -> Path:
@@ -59,8 +58,8 @@ def test_loss_curves_are_copied_and_plotted(crew: Any, suite: Path, tmp_path: Pa
     for label in ("a", "b"):
         loss_curve_path(run, label).parent.mkdir(parents=True, exist_ok=True)
         loss_curve_path(run, label).write_bytes(by_hand)
-    evaluate(RunConfig(suite=suite, checkpoints=["a", "b"], out=run, teacher="t", quiet=True))
-    evaluate(RunConfig(suite=suite, checkpoints=["c"], out=run, quiet=True))
+    evaluate_quietly(suite=suite, checkpoints=["a", "b"], out=run, teacher="t")
+    evaluate_quietly(suite=suite, checkpoints=["c"], out=run)
     # A student's own curve stands above one that somebody put there.
     assert curves(run) == {
         "a.jsonl": crew.training["a"].read_bytes(),
@@ -81,37 +80,25 @@ def test_loss_curve_is_found_in_student_folder(tiny: Path, suite: Path, tmp_path
     student, run = tmp_path / "student", tmp_path / "run"
     shutil.copytree(tiny, student)
     generated = write_curve(student, 3.0).read_bytes()
-    evaluate(RunConfig(suite=suite, checkpoints=[str(student)], out=run, phases=("build",), quiet=True))
+    evaluate_quietly(suite=suite, checkpoints=[str(student)], out=run, phases=("build",))
     assert curves(run) == {"student.jsonl": generated}
     # A file without a lineage next to it is not ours.
     (student / "lineage.json").unlink()
     (student / "training.jsonl").write_text("no curve")
-    evaluate(
-        RunConfig(
-            suite=suite, checkpoints=[str(student)], out=tmp_path / "other", phases=("build",), quiet=True
-        )
-    )
+    evaluate_quietly(suite=suite, checkpoints=[str(student)], out=tmp_path / "other", phases=("build",))
     assert curves(tmp_path / "other") == {}
 
 
 def test_loss_curve_travels_with_a_shard(crew: Any, suite: Path, tmp_path: Path) -> None:
     home, host, shard = tmp_path / "home", tmp_path / "host", tmp_path / "shard.tar.xz"
-    evaluate(RunConfig(suite=suite, out=home, teacher="t", phases=("build",), quiet=True))
+    evaluate_quietly(suite=suite, out=home, teacher="t", phases=("build",))
     shutil.copytree(home, host)
     crew.training = {"x/b": write_curve(tmp_path / "b", 3.0), "c": write_curve(tmp_path / "c", 5.0)}
     generated = crew.training["x/b"].read_bytes()
     answer = ["run", "--out", str(host), "--quiet", "--infer-only", "--checkpoint", "t", "x/b"]
     assert main([*answer, "--export-shard", str(shard)]) == 0
     # One that was not answered is not packed.
-    evaluate(
-        RunConfig(
-            checkpoints=["c"],
-            out=host,
-            phases=("infer",),
-            benchmarks=["pocket_facts"],
-            quiet=True,
-        )
-    )
+    evaluate_quietly(checkpoints=["c"], out=host, phases=("infer",), benchmarks=["pocket_facts"])
     assert curves(host) == {"x%2Fb.jsonl": generated, "c.jsonl": crew.training["c"].read_bytes()}
     crew.training = {}
     assert (
@@ -132,9 +119,9 @@ def test_loss_curve_travels_with_a_shard(crew: Any, suite: Path, tmp_path: Path)
 
 def test_shard_without_loss_curves(crew: Any, suite: Path, tmp_path: Path) -> None:
     home, host = tmp_path / "home", tmp_path / "host"
-    evaluate(RunConfig(suite=suite, out=home, teacher="t", phases=("build",), quiet=True))
+    evaluate_quietly(suite=suite, out=home, teacher="t", phases=("build",))
     shutil.copytree(home, host)
-    evaluate(RunConfig(checkpoints=["b"], out=host, phases=("infer",), quiet=True))
+    evaluate_quietly(checkpoints=["b"], out=host, phases=("infer",))
     shard = export_shard(host, tmp_path / "shard.tar.xz")
     by_hand = write_curve(tmp_path / "b", 4.0).read_bytes()
     loss_curve_path(home, "b").parent.mkdir()
@@ -145,10 +132,10 @@ def test_shard_without_loss_curves(crew: Any, suite: Path, tmp_path: Path) -> No
 
 def test_infer_only_copies_loss_curve(crew: Any, suite: Path, tmp_path: Path) -> None:
     run, student = tmp_path / "run", tmp_path / "students" / "gla"
-    evaluate(RunConfig(suite=suite, checkpoints=[str(student)], out=run, phases=("build",), quiet=True))
+    evaluate_quietly(suite=suite, checkpoints=[str(student)], out=run, phases=("build",))
     assert curves(run) == {}
     generated = write_curve(student, 3.0).read_bytes()
-    evaluate(RunConfig(checkpoints=[str(student)], out=run, phases=("infer",), quiet=True))
+    evaluate_quietly(checkpoints=[str(student)], out=run, phases=("infer",))
     assert loss_curve_path(run, str(student)).read_bytes() == generated
 
 
@@ -165,12 +152,12 @@ def test_loss_curve_follows_label_change(
         ],
     )
     crew.training = {"a": write_curve(tmp_path / "a", 3.0)}
-    evaluate(RunConfig(suite=suite, checkpoints=["a", "b", "c"], out=run, phases=("build",), quiet=True))
+    evaluate_quietly(suite=suite, checkpoints=["a", "b", "c"], out=run, phases=("build",))
     by_hand = write_curve(tmp_path / "hand", 4.0).read_bytes()
     loss_curve_path(run, "b").write_bytes(by_hand)
     # b takes the name that a had, and c, which has no curve, the one that b had.
     names.update(a="one/a", b="a", c="b")
-    evaluate(RunConfig(suite=suite, checkpoints=["a", "b", "c"], out=run, phases=("build",), quiet=True))
+    evaluate_quietly(suite=suite, checkpoints=["a", "b", "c"], out=run, phases=("build",))
     assert curves(run) == {"one%2Fa.jsonl": crew.training["a"].read_bytes(), "a.jsonl": by_hand}
 
 
@@ -180,24 +167,24 @@ def test_incomplete_loss_curve_is_refused_early(crew: Any, suite: Path, tmp_path
     tear(crew.training["a"])
     said = r"a/training\.jsonl, line 80: not a training step .*; copy the checkpoint again, or delete"
     with pytest.raises(DataError, match=said):
-        evaluate(RunConfig(suite=suite, checkpoints=["a"], out=run, teacher="t", quiet=True))
+        evaluate_quietly(suite=suite, checkpoints=["a"], out=run, teacher="t")
     assert not (run / "run.json").exists()
-    evaluate(RunConfig(suite=suite, out=run, teacher="t", phases=("build",), quiet=True))
+    evaluate_quietly(suite=suite, out=run, teacher="t", phases=("build",))
     with pytest.raises(DataError, match=said):
-        evaluate(RunConfig(checkpoints=["a"], out=run, phases=("infer",), quiet=True))
+        evaluate_quietly(checkpoints=["a"], out=run, phases=("infer",))
     assert crew.computed == 0
     assert [each.label for each in read_built(run).checkpoints] == ["t"]
     crew.training["a"].write_bytes(b"")
     with pytest.raises(DataError, match=r"a/training\.jsonl: empty; copy the checkpoint again"):
-        evaluate(RunConfig(checkpoints=["a"], out=run, phases=("infer",), quiet=True))
+        evaluate_quietly(checkpoints=["a"], out=run, phases=("infer",))
 
 
 def test_shard_with_incomplete_loss_curve_merges_nothing(crew: Any, suite: Path, tmp_path: Path) -> None:
     home, host = tmp_path / "home", tmp_path / "host"
-    evaluate(RunConfig(suite=suite, out=home, teacher="t", phases=("build",), quiet=True))
+    evaluate_quietly(suite=suite, out=home, teacher="t", phases=("build",))
     shutil.copytree(home, host)
     crew.training = {"b": write_curve(tmp_path / "b", 3.0)}
-    evaluate(RunConfig(checkpoints=["b"], out=host, phases=("infer",), quiet=True))
+    evaluate_quietly(checkpoints=["b"], out=host, phases=("infer",))
     tear(loss_curve_path(host, "b"))
     # What was answered is packed all the same: the machine may be gone before anybody reads an error.
     shard = export_shard(host, tmp_path / "shard.tar.xz")

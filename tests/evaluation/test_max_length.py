@@ -13,6 +13,7 @@ from evalsuite.evaluation import estimate_run, evaluate
 from evalsuite.foundation import ConfigError, RunFolderError, read_json, write_json
 from evalsuite.models import build_student
 from evalsuite.reports.run import read_manifest
+from tests.evaluation.runs import evaluate_quietly
 from tests.reports.score_edits import rows_by_cell
 
 NAME = "pocket_niah_single_1"
@@ -155,7 +156,7 @@ def test_engine_that_ends_at_the_stated_positions_is_refused(
     assert not (run / "requests").exists()
     evaluate(config(teacher, recurrent, run, [640], max_length=640, phases=("build",)))
     with pytest.raises(ConfigError, match=why):  # The infer phase alone knows it from the run.
-        evaluate(RunConfig(out=run, phases=("infer",), engine="vllm", quiet=True))
+        evaluate_quietly(out=run, phases=("infer",), engine="vllm")
 
 
 def test_max_length_that_extends_nothing_is_refused(teacher: Path, recurrent: Path, tmp_path: Path) -> None:
@@ -175,7 +176,7 @@ def test_checkpoint_that_joins_late_reads_as_far(teacher: Path, recurrent: Path,
     evaluate(config(teacher, recurrent, run, [640], max_length=640, phases=("build",)))
     infer = RunConfig(out=run, checkpoints=[str(late)], phases=("infer",), quiet=True)
     evaluate(infer)
-    evaluate(RunConfig(out=run, phases=("score",), quiet=True))
+    evaluate_quietly(out=run, phases=("score",))
     found = [row for row in rows(run) if row["checkpoint"] == "late" and row["context"] == 640]
     assert [row["out_of_distribution"] for row in found] == [True]
     assert {each.label: each.positions for each in read_manifest(run).checkpoints}["late"] == POSITIONS

@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 
-from evalsuite.config import RunConfig
-from evalsuite.evaluation import evaluate
 from evalsuite.evaluation.plan import benchmarks_in
 from evalsuite.foundation import DataError, RunFolderError, file_hash
 from evalsuite.reports.report import build_report
 from evalsuite.reports.run import read_manifest
+from tests.evaluation.runs import evaluate_quietly
 from tests.reports.score_edits import rows_by_cell
 
 CHOICE = {"prompt": "Question: What?\nAnswer:", "choices": ["cake", "honey", "milk"], "answer": "honey"}
@@ -23,7 +22,7 @@ def write(path: Path, *rows: Any) -> Path:
 
 
 def run(files: str, out: Path, *checkpoints: str) -> None:
-    evaluate(RunConfig(suite=files, checkpoints=checkpoints or ("a",), teacher="t", out=out, quiet=True))
+    evaluate_quietly(suite=files, checkpoints=checkpoints or ("a",), teacher="t", out=out)
 
 
 def test_both_protocols_are_scored_on_the_same_documents(crew: Any, tmp_path: Path) -> None:

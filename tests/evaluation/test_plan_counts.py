@@ -3,10 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from evalsuite.config import RunConfig
-from evalsuite.evaluation import evaluate
 from evalsuite.evaluation.run_paths import cells_of, read_built, read_requests
 from evalsuite.reports.run import read_manifest
+from tests.evaluation.runs import evaluate_quietly
 
 
 def test_plan_counts_the_requests_of_every_cell(crew: Any, tmp_path: Path) -> None:
@@ -17,7 +16,7 @@ def test_plan_counts_the_requests_of_every_cell(crew: Any, tmp_path: Path) -> No
         "  - {benchmark: pocket_facts, limit: 5}\n"
     )
     run = tmp_path / "run"
-    evaluate(RunConfig(suite=suite, checkpoints=["a"], out=run, phases=("build",), quiet=True))
+    evaluate_quietly(suite=suite, checkpoints=["a"], out=run, phases=("build",))
     plans = {benchmark.name: benchmark for benchmark in read_manifest(run).benchmarks}
     needles = plans["pocket_niah_single_1"].protocols["generation"]
     assert needles.documents == {128: 3, 256: 3}

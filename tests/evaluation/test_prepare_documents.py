@@ -13,6 +13,7 @@ from evalsuite.evaluation.documents import prepare_documents
 from evalsuite.foundation import DataError, read_json
 from evalsuite.tasks.generator import GENERATORS
 from evalsuite.tasks.synthetic import ruler
+from tests.evaluation.runs import evaluate_quietly
 
 
 @pytest.fixture
@@ -83,13 +84,6 @@ def test_prepared_documents_refuse_changed_file(recall: Path, tiny: Path, tmp_pa
     (file,) = prepare_documents(recall, data, str(tiny), quiet=True).files
     file.path.write_text(file.path.read_text().replace("500", "600", 1))
     with pytest.raises(DataError, match=r"mqar-.*256\.jsonl: its SHA-256 is .*freeze it again"):
-        evaluate(
-            RunConfig(
-                suite=recall,
-                checkpoints=[str(tiny)],
-                out=tmp_path / "run",
-                data=data,
-                phases=("build",),
-                quiet=True,
-            )
+        evaluate_quietly(
+            suite=recall, checkpoints=[str(tiny)], out=tmp_path / "run", data=data, phases=("build",)
         )

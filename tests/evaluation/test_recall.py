@@ -9,8 +9,6 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from evalsuite.config import RunConfig
-from evalsuite.evaluation import evaluate
 from evalsuite.evaluation.build import make_harness
 from evalsuite.evaluation.documents import token_counter
 from evalsuite.evaluation.run_paths import cells_of, read_built, read_requests
@@ -23,6 +21,7 @@ from evalsuite.reports.run import read_manifest
 from evalsuite.tasks.benchmark import load_benchmark
 from evalsuite.tasks.sources.documents import documents, with_ids
 from evalsuite.tasks.synthetic.ruler import TOKENS_TO_GENERATE, aggregation, qa, variable_tracking
+from tests.evaluation.runs import evaluate_quietly
 
 
 def theirs(name: str) -> Any:
@@ -99,9 +98,7 @@ def test_ruler_prompt_format_from_suite(
         )
         (tmp_path / "s.yaml").write_text(f"name: s\ntitle: S\nlimit: 2\nbenchmarks:\n{entries}")
         run = tmp_path / prompt
-        evaluate(
-            RunConfig(suite=tmp_path / "s.yaml", checkpoints=["a"], out=run, phases=("build",), quiet=True)
-        )
+        evaluate_quietly(suite=tmp_path / "s.yaml", checkpoints=["a"], out=run, phases=("build",))
         manifest = read_built(run)
         for cell in cells_of(manifest):
             for request_set in read_requests(run, manifest.checkpoints[0].tokenizer, cell):
@@ -126,15 +123,7 @@ def test_ruler_prompt_format_from_suite(
         ConfigError,
         match=r"s.yaml: benchmarks: bear: 'prompt' = chat: it has no generation protocol",
     ):
-        evaluate(
-            RunConfig(
-                suite=tmp_path / "s.yaml",
-                checkpoints=["a"],
-                out=tmp_path / "no",
-                phases=("build",),
-                quiet=True,
-            )
-        )
+        evaluate_quietly(suite=tmp_path / "s.yaml", checkpoints=["a"], out=tmp_path / "no", phases=("build",))
 
 
 def test_starts_with_scorer() -> None:

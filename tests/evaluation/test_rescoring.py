@@ -12,8 +12,7 @@ import pandas as pd
 import pytest
 import yaml
 
-from evalsuite.config import RunConfig
-from evalsuite.evaluation import evaluate, score
+from evalsuite.evaluation import score
 from evalsuite.evaluation.scorer_versions import EXTRACTION, scorer_version
 from evalsuite.foundation import DataError, EvalsuiteError, named_answers
 from evalsuite.foundation.strict_yaml import read_yaml
@@ -25,6 +24,7 @@ from evalsuite.reports.records.score_files import open_score_file
 from evalsuite.reports.run import read_manifest, write_manifest
 from evalsuite.tasks.benchmark import FOLDER, load_benchmark
 from tests.evaluation.conftest import FakeEngine
+from tests.evaluation.runs import evaluate_quietly
 
 KEYS = ["weights_id", "doc_id", "context", "seed"]
 
@@ -36,13 +36,13 @@ def scores(run: Path, benchmark: str = "pocket_facts", protocol: str = "generati
 
 
 def score_again(suite: Path | str, run: Path) -> None:
-    evaluate(RunConfig(suite=suite, out=run, phases=("score",), quiet=True))
+    evaluate_quietly(suite=suite, out=run, phases=("score",))
 
 
 @pytest.fixture
 def expected(crew: Any, suite: Path, tmp_path: Path) -> Path:
     """A run that nothing went wrong with."""
-    evaluate(RunConfig(suite=suite, checkpoints=["a", "b"], out=tmp_path / "expected", quiet=True))
+    evaluate_quietly(suite=suite, checkpoints=["a", "b"], out=tmp_path / "expected")
     return tmp_path / "expected"
 
 
@@ -63,7 +63,7 @@ def test_missing_dependency_is_repaired_by_score_only(
     run = tmp_path / "run"
     with monkeypatch.context() as patched:
         patched.setattr(GenerationBenchmark, "_make_adapter", without_package)
-        evaluate(RunConfig(suite=suite, checkpoints=["a", "b"], out=run, quiet=True))
+        evaluate_quietly(suite=suite, checkpoints=["a", "b"], out=run)
     assert set(scores(run)["outcome"]) == {"error"}
     score_again(suite, run)
     pd.testing.assert_frame_equal(scores(run), scores(expected))
@@ -78,7 +78,7 @@ def test_fixed_scorer_repairs_run(
     run = tmp_path / "run"
     with monkeypatch.context() as patched:
         patched.setitem(SCORERS._items, "pocket", Scorer(broken))
-        evaluate(RunConfig(suite=suite, checkpoints=["a", "b"], out=run, quiet=True))
+        evaluate_quietly(suite=suite, checkpoints=["a", "b"], out=run)
     assert not scores(run).equals(scores(expected))
     score_again(suite, run)
     pd.testing.assert_frame_equal(scores(run), scores(expected))
@@ -98,9 +98,9 @@ def test_raised_max_length_repairs_run(
     with monkeypatch.context() as patched:
         patched.setattr(FakeEngine, "generate", generate)
         patched.setattr(FakeEngine, "max_length", 130)
-        evaluate(RunConfig(suite=suite, checkpoints=["a", "b"], out=run, quiet=True))
+        evaluate_quietly(suite=suite, checkpoints=["a", "b"], out=run)
     assert set(scores(run, "pocket_niah_single_1")["outcome"]) > {"error"}
-    evaluate(RunConfig(suite=suite, checkpoints=["a", "b"], out=run, quiet=True))
+    evaluate_quietly(suite=suite, checkpoints=["a", "b"], out=run)
     for benchmark in ("pocket_facts", "pocket_niah_single_1"):
         pd.testing.assert_frame_equal(scores(run, benchmark), scores(expected, benchmark))
 
@@ -176,7 +176,7 @@ def test_score_only_refuses_a_benchmark_that_has_changed(
     benchmark.write_text(re.sub("(?m)^title:.*", "title: Mine", text))
     suite.write_text("name: own\ntitle: Own\nlimit: 2\nbenchmarks: [mine.yaml]\n")
     run = tmp_path / "run"
-    evaluate(RunConfig(suite=suite, checkpoints=["a"], out=run, quiet=True))
+    evaluate_quietly(suite=suite, checkpoints=["a"], out=run)
     score_again(suite, run)
     assert before in benchmark.read_text()
     benchmark.write_text(benchmark.read_text().replace(before, after))
@@ -190,16 +190,16 @@ def test_the_order_of_a_suite_and_its_keys_change_no_run(suite: Path, expected: 
     suite.write_text("# as another editor writes it\n" + yaml.safe_dump(value, sort_keys=True))
     before = {path.name: path.read_bytes() for path in (expected / "scores").iterdir()}
     score_again(suite, expected)
-    evaluate(RunConfig(suite=suite, checkpoints=["a", "b"], out=expected, quiet=True))
+    evaluate_quietly(suite=suite, checkpoints=["a", "b"], out=expected)
     assert {path.name: path.read_bytes() for path in (expected / "scores").iterdir()} == before
 
 
 def test_limits_of_the_command_belong_to_the_run(crew: Any, suite: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    evaluate(RunConfig(suite=suite, checkpoints=["a"], out=run, limit=2, quiet=True))
+    evaluate_quietly(suite=suite, checkpoints=["a"], out=run, limit=2)
     score_again(suite, run)
     with pytest.raises(EvalsuiteError, match=r"limit: 2 there, 3 here"):
-        evaluate(RunConfig(suite=suite, out=run, phases=("score",), limit=3, quiet=True))
+        evaluate_quietly(suite=suite, out=run, phases=("score",), limit=3)
 
 
 @pytest.mark.parametrize("changed", EXTRACTION)

@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from evalsuite.config import RunConfig
-from evalsuite.evaluation import evaluate
 from evalsuite.foundation import RunFolderError
+from tests.evaluation.runs import evaluate_quietly
 from tests.models.conftest import one_thread as one_thread  # Another number sums in another order.
 from tests.reports.score_edits import rows_by_cell
 
@@ -78,7 +77,7 @@ def test_killed_run_resumes_with_equal_scores(
     start: Callable[[Path], subprocess.Popen], tiny: Path, tmp_path: Path
 ) -> None:
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    evaluate(RunConfig(suite=tmp_path / "killed.yaml", checkpoints=[str(tiny)], out=whole, quiet=True))
+    evaluate_quietly(suite=tmp_path / "killed.yaml", checkpoints=[str(tiny)], out=whole)
     answers = lines(whole / "responses")
     assert sum(map(len, rows_by_cell(whole).values())) == 40 + 40 + 12 + 12
 
@@ -123,7 +122,7 @@ def ask(suite: str, checkpoint: str, out: str) -> None:
     """One life of a run, in a process of its own."""
     torch.set_num_threads(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    evaluate(RunConfig(suite=suite, checkpoints=[checkpoint], out=out, quiet=True))
+    evaluate_quietly(suite=suite, checkpoints=[checkpoint], out=out)
 
 
 def ask_again(suite: str, checkpoint: str, out: str) -> None:

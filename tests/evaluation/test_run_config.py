@@ -15,6 +15,7 @@ from evalsuite.cli.entry import build_parser, main
 from evalsuite.config import PHASES, RunConfig, flag_of, read_run_config
 from evalsuite.evaluation import estimate_run, evaluate
 from evalsuite.foundation import ConfigError, RunFolderError
+from tests.evaluation.runs import evaluate_quietly
 
 VALUES: dict[str, tuple[list[str], Any]] = {
     "suite": (["quick"], "quick"),
@@ -182,7 +183,7 @@ def test_a_run_folder_is_required(tmp_path: Path) -> None:
 def test_the_configuration_is_recorded_by_phase(crew: Any, suite: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     evaluate(RunConfig(suite=suite, teacher="t", checkpoints=["a"], out=run, limit=2, phases=["build"]))
-    evaluate(RunConfig(out=run, checkpoints=["a"], dtype="float32", phases=["infer"], quiet=True))
+    evaluate_quietly(out=run, checkpoints=["a"], dtype="float32", phases=["infer"])
     recorded = json.loads((run / "environment.json").read_text())["config"]
     assert recorded["build"] == {
         "suite": str(suite),
@@ -203,11 +204,11 @@ def test_the_configuration_is_recorded_by_phase(crew: Any, suite: Path, tmp_path
 
 def test_another_suite_is_refused_in_every_phase(crew: Any, suite: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    evaluate(RunConfig(suite=suite, checkpoints=["a"], out=run, phases=["build"], quiet=True))
+    evaluate_quietly(suite=suite, checkpoints=["a"], out=run, phases=["build"])
     with pytest.raises(RunFolderError, match="holds a run of suite small, not quick"):
-        evaluate(RunConfig(suite="quick", out=run, phases=["infer"], quiet=True))
+        evaluate_quietly(suite="quick", out=run, phases=["infer"])
     assert not crew.engines
-    evaluate(RunConfig(suite=suite, out=run, phases=["infer"], quiet=True))
+    evaluate_quietly(suite=suite, out=run, phases=["infer"])
     assert len(crew.engines) == 1
 
 

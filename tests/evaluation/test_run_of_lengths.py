@@ -8,10 +8,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from evalsuite.config import RunConfig
-from evalsuite.evaluation import evaluate
 from evalsuite.foundation import read_json
 from evalsuite.reports.records.reading import read_run_scores
+from tests.evaluation.runs import evaluate_quietly
 
 SUITE = """\
 name: s
@@ -63,7 +62,7 @@ def folder(tmp_path: Path) -> Path:
 def test_lengths_that_no_checkpoint_reads_are_left_out_by_name(crew: Any, folder: Path) -> None:
     crew.positions = 8192
     out = folder / "run"
-    evaluate(RunConfig(suite=folder / "s.yaml", checkpoints=["a"], out=out, data=folder / "data", quiet=True))
+    evaluate_quietly(suite=folder / "s.yaml", checkpoints=["a"], out=out, data=folder / "data")
     manifest = read_json(out / "run.json")
     assert manifest["left_out"].keys() == {"mrcr_2needle@16384"}
     protocols = {each["name"]: each["protocols"] for each in manifest["benchmarks"]}

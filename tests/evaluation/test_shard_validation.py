@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 
 from evalsuite.cli import main
-from evalsuite.config import RunConfig
-from evalsuite.evaluation import evaluate
 from evalsuite.evaluation.shards.export import export_shard
 from evalsuite.evaluation.shards.merge import merge_shards
 from evalsuite.foundation import DataError, read_jsonl
@@ -21,6 +19,7 @@ from evalsuite.models.inference.requests import GenerateResponse
 from evalsuite.models.inference.response_cache import read_responses
 from evalsuite.models.inference.settling import settle
 from tests.evaluation.conftest import Crew
+from tests.evaluation.runs import evaluate_quietly
 
 SUITE = """\
 name: small
@@ -38,13 +37,9 @@ def built(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     crew = Crew(tokenizer)
     with pytest.MonkeyPatch.context() as patch:
         crew.install(patch)
-        evaluate(
-            RunConfig(
-                suite=folder / "small.yaml", out=folder / "home", teacher="t", phases=("build",), quiet=True
-            )
-        )
+        evaluate_quietly(suite=folder / "small.yaml", out=folder / "home", teacher="t", phases=("build",))
         shutil.copytree(folder / "home", folder / "host")
-        evaluate(RunConfig(checkpoints=["t", "b"], out=folder / "host", phases=("infer",), quiet=True))
+        evaluate_quietly(checkpoints=["t", "b"], out=folder / "host", phases=("infer",))
         export_shard(folder / "host", folder / "shard.tar.xz")
         with tarfile.open(folder / "shard.tar.xz") as archive:
             archive.extractall(folder / "shard", filter="data")

@@ -21,6 +21,7 @@ from evalsuite.evaluation.shards.merge import merge_shards
 from evalsuite.evaluation.shards.validate import request_demands
 from evalsuite.foundation import ConfigError, DataError, RunFolderError, read_jsonl
 from evalsuite.reports.run import Engine, read_environment, read_manifest, write_manifest
+from tests.evaluation.runs import evaluate_quietly
 from tests.reports.score_edits import rows_by_cell
 
 
@@ -40,7 +41,7 @@ def keyed(run: Path) -> dict[tuple[str, str, str], Any]:
 def host(suite: Path, tmp_path: Path, crew: Any) -> Path:
     """Another machine's copy of a rendered run: requests, plan and environment, and no documents."""
     home = tmp_path / "home"
-    evaluate(RunConfig(suite=suite, out=home, teacher="t", phases=("build",), quiet=True))
+    evaluate_quietly(suite=suite, out=home, teacher="t", phases=("build",))
     there = tmp_path / "host"
     for name in ("run.json", "environment.json", "requests"):
         kept = home / name
@@ -56,31 +57,21 @@ def _parent(folder: Path) -> Path:
 def test_late_checkpoint_needs_no_documents_or_suite(host: Path, suite: Path, tmp_path: Path) -> None:
     home, shard = tmp_path / "home", tmp_path / "shard.tar.xz"
     for protocol in ("loglikelihood", "generation"):
-        evaluate(
-            RunConfig(
-                checkpoints=["t", "b"],
-                out=host,
-                phases=("infer",),
-                protocols=(protocol,),
-                quiet=True,
-            )
-        )
+        evaluate_quietly(checkpoints=["t", "b"], out=host, phases=("infer",), protocols=(protocol,))
     assert [each.label for each in read_built(host).checkpoints] == ["t", "b"]
     export_shard(host, shard)
-    summary = evaluate(RunConfig(suite=suite, out=home, phases=("score",), merge_shards=[shard], quiet=True))
+    summary = evaluate_quietly(suite=suite, out=home, phases=("score",), merge_shards=[shard])
     assert (summary.merged, summary.missing) == ({"t": 20, "b": 20}, 0)
     assert [(each.label, each.role) for each in read_manifest(home).checkpoints] == [
         ("t", "teacher"),
         ("b", "student"),
     ]
     whole = tmp_path / "whole"
-    evaluate(RunConfig(suite=suite, checkpoints=["b"], out=whole, teacher="t", quiet=True))
+    evaluate_quietly(suite=suite, checkpoints=["b"], out=whole, teacher="t")
     assert keyed(home) == keyed(whole)
     # Again, and as a folder: nothing is new, nothing changes.
     before = records(home)
-    summary = evaluate(
-        RunConfig(suite=suite, out=home, phases=("score",), merge_shards=[shard, host], quiet=True)
-    )
+    summary = evaluate_quietly(suite=suite, out=home, phases=("score",), merge_shards=[shard, host])
     assert summary.merged == {"t": 0, "b": 0}
     assert records(home) == before
     environment = json.loads((home / "environment.json").read_text())
@@ -91,17 +82,17 @@ def test_late_checkpoint_needs_no_documents_or_suite(host: Path, suite: Path, tm
         ("b", ["generation"]),
     ]
     # Rendered again, the run still knows them.
-    evaluate(RunConfig(suite=suite, checkpoints=["c"], out=home, phases=("build",), quiet=True))
+    evaluate_quietly(suite=suite, checkpoints=["c"], out=home, phases=("build",))
     assert [each.label for each in read_manifest(home).checkpoints] == ["t", "b", "c"]
 
 
 def test_a_shard_brings_its_teacher_to_a_run_without_one(
     host: Path, suite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    evaluate(RunConfig(checkpoints=["t"], out=host, phases=("infer",), quiet=True))
+    evaluate_quietly(checkpoints=["t"], out=host, phases=("infer",))
     shard = export_shard(host, tmp_path / "a.tar.xz")
     run, reads = tmp_path / "alone", []
-    evaluate(RunConfig(suite=suite, checkpoints=["b"], out=run, phases=("build",), quiet=True))
+    evaluate_quietly(suite=suite, checkpoints=["b"], out=run, phases=("build",))
     monkeypatch.setattr(
         "evalsuite.evaluation.shards.merge.request_demands",
         lambda *given: reads.append(given) or request_demands(*given),
@@ -116,7 +107,7 @@ def test_a_shard_brings_its_teacher_to_a_run_without_one(
 
 def test_only_named_benchmarks_are_scored(host: Path, suite: Path, tmp_path: Path) -> None:
     home = tmp_path / "home"
-    evaluate(RunConfig(checkpoints=["t"], out=host, phases=("infer",), quiet=True))
+    evaluate_quietly(checkpoints=["t"], out=host, phases=("infer",))
     merge_shards(home, [host])
     only = RunConfig(out=home, phases=("score",), benchmarks=["pocket_facts"], quiet=True)
     assert evaluate(only).missing == 0
@@ -133,14 +124,14 @@ def test_only_named_benchmarks_are_scored(host: Path, suite: Path, tmp_path: Pat
 def test_a_shard_of_merged_responses_names_the_machines_that_computed_them(
     host: Path, suite: Path, tmp_path: Path
 ) -> None:
-    evaluate(RunConfig(checkpoints=["t"], out=host, phases=("infer",), quiet=True))
+    evaluate_quietly(checkpoints=["t"], out=host, phases=("infer",))
     (machine,) = read_environment(host)["inference_hosts"]
     far = machine | {"accelerators": ["far"]}
     update_environment(host, inference_hosts=[far])
     shard = export_shard(host, tmp_path / "first.tar.xz")
     for name in ("second", "third"):
         run = tmp_path / name
-        evaluate(RunConfig(suite=suite, out=run, teacher="t", phases=("build",), quiet=True))
+        evaluate_quietly(suite=suite, out=run, teacher="t", phases=("build",))
         merge_shards(run, [shard])
         shard = export_shard(run, tmp_path / f"{name}.tar.xz")
         assert read_environment(run)["inference_hosts"] == [far]
@@ -150,7 +141,7 @@ def test_a_shard_holds_no_path_of_its_machine(host: Path, tmp_path: Path) -> Non
     machine = str(tmp_path)
     manifest = read_manifest(host)
     away = tuple(replace(each, path=f"{machine}/students/{each.path}") for each in manifest.checkpoints)
-    evaluate(RunConfig(checkpoints=["t"], out=host, phases=("infer",), quiet=True))
+    evaluate_quietly(checkpoints=["t"], out=host, phases=("infer",))
     write_manifest(host, replace(read_manifest(host), checkpoints=away, data=f"{machine}/data"))
     update_environment(host, config={"build": {"data": f"{machine}/data"}})
     with tarfile.open(export_shard(host, tmp_path / "shard.tar.xz")) as archive:
@@ -164,7 +155,7 @@ def test_shard_logprobs_are_float32(host: Path, tmp_path: Path) -> None:
     import numpy as np
 
     home = tmp_path / "home"
-    evaluate(RunConfig(checkpoints=["t"], out=host, phases=("infer",), quiet=True))
+    evaluate_quietly(checkpoints=["t"], out=host, phases=("infer",))
     merge_shards(home, [export_shard(host, tmp_path / "shard.tar.xz")])
     (there,), (here,) = ((each / "responses").glob("*.score.jsonl") for each in (host, home))
     exact = {str(row["key"]): row["response"] for row in read_jsonl(there)}
@@ -188,17 +179,10 @@ def test_registration_refuses_invalid_checkpoint(
 
     monkeypatch.setattr("evalsuite.evaluation.checkpoints.describe_checkpoints", another)
     with pytest.raises(ConfigError, match=r"foreign: .* has no requests for its tokenizer"):
-        evaluate(RunConfig(suite=suite, checkpoints=["foreign"], out=host, phases=("infer",), quiet=True))
+        evaluate_quietly(suite=suite, checkpoints=["foreign"], out=host, phases=("infer",))
     with pytest.raises(ConfigError, match="unknown protocol 'loglikelyhood'; did you mean 'loglikelihood'"):
-        evaluate(
-            RunConfig(
-                suite=suite,
-                checkpoints=["t"],
-                out=host,
-                phases=("infer",),
-                protocols=("loglikelyhood",),
-                quiet=True,
-            )
+        evaluate_quietly(
+            suite=suite, checkpoints=["t"], out=host, phases=("infer",), protocols=("loglikelyhood",)
         )
 
 
@@ -211,7 +195,7 @@ def test_merge_refuses_invalid_shard(host: Path, tmp_path: Path) -> None:
         merge_shards(home, [tmp_path / "text"])
     with pytest.raises(DataError, match="names an engine"):
         merge_shards(home, [_parent(tmp_path / "empty")])
-    evaluate(RunConfig(checkpoints=["t"], out=host, phases=("infer",), quiet=True))
+    evaluate_quietly(checkpoints=["t"], out=host, phases=("infer",))
     cut = export_shard(host, tmp_path / "cut.tar.xz")
     cut.write_bytes(cut.read_bytes()[:200])
     with pytest.raises(DataError, match="not a shard of a run"):
@@ -232,7 +216,7 @@ def test_merge_refuses_invalid_shard(host: Path, tmp_path: Path) -> None:
 
 def test_shard_of_responses_and_manifest_only(host: Path, tmp_path: Path) -> None:
     home, bare = tmp_path / "home", _parent(tmp_path / "bare")
-    evaluate(RunConfig(checkpoints=["t"], out=host, phases=("infer",), quiet=True))
+    evaluate_quietly(checkpoints=["t"], out=host, phases=("infer",))
     shutil.copytree(host / "responses", bare / "responses")
     shutil.copy(host / "run.json", bare / "run.json")
     assert merge_shards(home, [bare]) == {"t": 20}
@@ -261,7 +245,7 @@ def test_limit_per_protocol(crew: Any, tmp_path: Path) -> None:
     suite = tmp_path / "s.yaml"
     suite.write_text("name: s\ntitle: S\nlimits: {generation: 4}\nbenchmarks: [piqa]\n")
     run, data = tmp_path / "run", tmp_path / "data"
-    evaluate(RunConfig(suite=suite, checkpoints=["a"], out=run, data=data, quiet=True))
+    evaluate_quietly(suite=suite, checkpoints=["a"], out=run, data=data)
     found = records(run)
     loglikelihood = [row["doc_id"] for row in found["piqa.loglikelihood"]]
     generated = [row["doc_id"] for row in found["piqa.generation"]]
@@ -269,7 +253,7 @@ def test_limit_per_protocol(crew: Any, tmp_path: Path) -> None:
     assert generated == [each for each in loglikelihood if each in generated]
     # Those are the documents that a limit for both protocols would have taken, and a smaller one is a part.
     both = tmp_path / "both"
-    evaluate(RunConfig(suite=suite, checkpoints=["a"], out=both, limit=4, data=data, quiet=True))
+    evaluate_quietly(suite=suite, checkpoints=["a"], out=both, limit=4, data=data)
     assert {row["doc_id"] for row in records(both)["piqa.loglikelihood"]} == set(generated)
     # Each response is scored against its own document.
     assert {(r["doc_id"], r["detail"]["target"]) for r in found["piqa.generation"]} == {
@@ -305,44 +289,22 @@ def test_interrupted_inference_exports_its_shard(
     assert main([*answer, "--protocol", "generation", "--export-shard", str(shard)]) != 0
     environment = json.loads((host / "environment.json").read_text())
     assert [(each["label"], each["responses"]) for each in environment["inference"]] == [("t", 3)]
-    summary = evaluate(
-        RunConfig(suite=suite, out=tmp_path / "home", phases=("score",), merge_shards=[shard], quiet=True)
-    )
+    summary = evaluate_quietly(suite=suite, out=tmp_path / "home", phases=("score",), merge_shards=[shard])
     assert (summary.merged, summary.missing) == ({"t": 3}, 17)
 
 
 def test_benchmarks_run_in_batches(host: Path, crew: Any) -> None:
     needles, rest = "pocket_niah_single_1", "pocket_instructions,pocket_facts"
-    evaluate(
-        RunConfig(
-            suite="small", checkpoints=["t"], out=host, phases=("infer",), benchmarks=[needles], quiet=True
-        )
-    )
+    evaluate_quietly(suite="small", checkpoints=["t"], out=host, phases=("infer",), benchmarks=[needles])
     (first,) = crew.engines
     assert len(first.requests) == 8
     # Responses of the first call are not computed again, and batches keep their order.
     for label, count in (("t", 12), ("b", 20)):
-        evaluate(
-            RunConfig(
-                suite="small",
-                checkpoints=[label],
-                out=host,
-                phases=("infer",),
-                benchmarks=[needles, rest],
-                quiet=True,
-            )
+        evaluate_quietly(
+            suite="small", checkpoints=[label], out=host, phases=("infer",), benchmarks=[needles, rest]
         )
         assert len(crew.engines[-1].requests) == count
     assert set(crew.engines[-1].requests[:8]) == set(first.requests)
     for wrong in (["pocket_fact"], ["pocket_facts", "pocket_facts"]):
         with pytest.raises(ConfigError, match="pocket_fact"):
-            evaluate(
-                RunConfig(
-                    suite="small",
-                    checkpoints=["t"],
-                    out=host,
-                    phases=("infer",),
-                    benchmarks=wrong,
-                    quiet=True,
-                )
-            )
+            evaluate_quietly(suite="small", checkpoints=["t"], out=host, phases=("infer",), benchmarks=wrong)

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from evalsuite.cli.entry import main
-from evalsuite.config import RunConfig
-from evalsuite.evaluation import evaluate
 from evalsuite.evaluation.run import Summary
 from evalsuite.foundation.cache_folder import cache_folder
+from tests.evaluation.runs import evaluate_quietly
 from tests.reports.score_edits import rows_by_cell
 
 
@@ -24,7 +23,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(out: Path, suite: str, *checkpoints: str, **options: Any) -> Summary:
-    return evaluate(RunConfig(suite=suite, checkpoints=checkpoints or ("a",), out=out, quiet=True, **options))
+    return evaluate_quietly(suite=suite, checkpoints=checkpoints or ("a",), out=out, **options)
 
 
 def test_another_folder_costs_exactly_its_new_requests(crew: Any, cache: Path, tmp_path: Path) -> None:

@@ -6,13 +6,12 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from evalsuite.config import RunConfig
-from evalsuite.evaluation import evaluate
 from evalsuite.evaluation.run_paths import cells_of, read_built
 from evalsuite.foundation import ConfigError, RunFolderError
 from evalsuite.foundation.strict import parse
 from evalsuite.reports.run import read_manifest
 from evalsuite.tasks.benchmark import Benchmark, Generation, all_benchmarks
+from tests.evaluation.runs import evaluate_quietly
 
 MINE = """name: mine
 title: Mine
@@ -41,7 +40,7 @@ def benchmark(tmp_path: Path) -> Path:
 def build(benchmark: Path, run: str) -> tuple[tuple[str, ...], str, str]:
     """The stop strings of the requests, the plan's sampling, and the run's configuration."""
     suite, out = benchmark.with_name("s.yaml"), benchmark.with_name(run)
-    evaluate(RunConfig(suite=suite, checkpoints=["a"], out=out, phases=("build",), quiet=True))
+    evaluate_quietly(suite=suite, checkpoints=["a"], out=out, phases=("build",))
     (cell,) = cells_of(read_built(out))
     assert cell.sampling_params is not None
     plan = read_manifest(out).benchmarks[0].protocols["generation"]

@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from evalsuite.config import RunConfig
-from evalsuite.evaluation import evaluate
 from evalsuite.evaluation.run_paths import read_built
 from evalsuite.evaluation.shards.validate import request_demands
 from evalsuite.foundation import ConfigError
@@ -19,6 +17,7 @@ from evalsuite.reports import compare
 from evalsuite.reports.records.reading import read_run_scores
 from evalsuite.reports.run import read_manifest
 from evalsuite.tasks.suite import load_suite, resolve, resolve_sampling
+from tests.evaluation.runs import evaluate_quietly
 
 BENCHMARK = """name: mine
 title: Mine
@@ -86,7 +85,7 @@ def run(
         (tmp_path / "s.yaml").write_text(
             f"name: s\ntitle: S\nsampling: {sampling}\nbenchmarks: [mine.yaml]\n"
         )
-        evaluate(RunConfig(suite=tmp_path / "s.yaml", checkpoints=["a"], out=tmp_path / out, quiet=True))
+        evaluate_quietly(suite=tmp_path / "s.yaml", checkpoints=["a"], out=tmp_path / out)
         return tmp_path / out
 
     return evaluated

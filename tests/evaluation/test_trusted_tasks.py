@@ -8,9 +8,8 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from evalsuite.config import RunConfig
-from evalsuite.evaluation import evaluate
 from evalsuite.foundation import ConfigError
+from tests.evaluation.runs import evaluate_quietly
 
 
 def test_a_task_file_of_a_user_needs_trust_to_build_and_to_score(crew: Any, tmp_path: Path) -> None:
@@ -40,27 +39,12 @@ def test_a_task_file_of_a_user_needs_trust_to_build_and_to_score(crew: Any, tmp_
     suite, run, data = tmp_path / "s.yaml", tmp_path / "run", tmp_path / "data"
     suite.write_text("name: s\ntitle: S\nbenchmarks: [mine.yaml]\n")
     with pytest.raises(ConfigError, match=r"mine: 'task' = .*task\.yaml.*--trust-remote-code"):
-        evaluate(RunConfig(suite=suite, checkpoints=["a"], out=run, data=data, quiet=True))
+        evaluate_quietly(suite=suite, checkpoints=["a"], out=run, data=data)
     assert not ran.exists()
     first = ("build", "infer")
-    evaluate(
-        RunConfig(
-            suite=suite,
-            checkpoints=["a"],
-            out=run,
-            data=data,
-            phases=first,
-            trust_remote_code=True,
-            quiet=True,
-        )
-    )
+    evaluate_quietly(suite=suite, checkpoints=["a"], out=run, data=data, phases=first, trust_remote_code=True)
     ran.unlink()
     with pytest.raises(ConfigError, match="--trust-remote-code"):
-        evaluate(RunConfig(suite=suite, out=run, phases=("score",), quiet=True))
+        evaluate_quietly(suite=suite, out=run, phases=("score",))
     assert not ran.exists()
-    assert (
-        evaluate(
-            RunConfig(suite=suite, out=run, phases=("score",), trust_remote_code=True, quiet=True)
-        ).missing
-        == 0
-    )
+    assert evaluate_quietly(suite=suite, out=run, phases=("score",), trust_remote_code=True).missing == 0

