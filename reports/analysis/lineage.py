@@ -63,6 +63,8 @@ class Lineage:
     """Tokens of the last training run without those that it read again."""
     ancestors: tuple[str, ...]
     """The students that training started from, oldest first."""
+    parent_id: str | None
+    """weights_id of the last of them."""
     teacher_path: str | None
     teacher_id: str | None
     selector: str | None
@@ -127,6 +129,7 @@ class Lineage:
 def lineage_of(checkpoint: Checkpoint) -> Lineage:
     """Read the lineage of a checkpoint."""
     raw = checkpoint.lineage
+    ancestors = _mappings(raw.get("ancestors"))
     recipe, teacher, selection = raw.get("recipe"), raw.get("teacher"), raw.get("selection")
     stages = tuple(
         Stage(
@@ -150,7 +153,8 @@ def lineage_of(checkpoint: Checkpoint) -> Lineage:
         stages=stages,
         tokens=tokens if tokens is not None else sum(known) if known else None,
         distinct_tokens=_whole(raw.get("distinct_tokens")),
-        ancestors=tuple(_ancestor(each) for each in _mappings(raw.get("ancestors"))),
+        ancestors=tuple(map(_ancestor, ancestors)),
+        parent_id=_text(ancestors[-1].get("weights_id")) if ancestors else None,
         teacher_path=_text(teacher.get("path")) if isinstance(teacher, dict) else None,
         teacher_id=_text(teacher.get("weights_id") if isinstance(teacher, dict) else teacher),
         selector=_text(selection.get("selector") if isinstance(selection, dict) else raw.get("selector")),
