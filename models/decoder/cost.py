@@ -177,9 +177,10 @@ class ModelCost:
     def _active_weights(self) -> float:
         """Weights in matrix products of one token: of routed experts those that it meets, and the head."""
         config, named = self.config.get_text_config(), dict(self.model.named_parameters())
-        table, head = self.model.get_input_embeddings(), self.model.get_output_embeddings()
-        if table is not None and (head is None or head.weight is not table.weight):
-            named = {name: each for name, each in named.items() if each is not table.weight}
+        head = self.model.get_output_embeddings()
+        tables = {id(each.weight) for each in self.model.modules() if isinstance(each, nn.Embedding)}
+        tables -= {id(head.weight)} if head is not None else set()
+        named = {name: each for name, each in named.items() if id(each) not in tables}
         routed = count(each for name, each in named.items() if ".experts." in name)
         sizes = (getattr(config, name, None) for name in EXPERT_COUNTS)
         experts, met = next(filter(None, sizes), 1), getattr(config, "num_experts_per_tok", None) or 1
