@@ -8,6 +8,7 @@ A name can be followed by variants after a colon. A variant is a set of override
 
 import re
 from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -25,6 +26,7 @@ from evalsuite.distill.recipe.config import (
 )
 from evalsuite.distill.recipe.data_sources import DataSourceConfig, ResponsesSourceConfig
 from evalsuite.distill.recipe.overrides import apply_override
+from evalsuite.distill.recipe.pocket import POCKET, on_pocket
 from evalsuite.distill.recipe.stage import Stage
 from evalsuite.foundation import ConfigError, content_hash, nearest
 from evalsuite.foundation.strict import Distinct, Seed, Strict, parse
@@ -208,8 +210,8 @@ class Recipe(Strict):
         return content_hash(fields)
 
     def overrides(self, variant: str) -> dict[str, Any]:
-        """What a variant changes."""
-        return _overrides(self.variants, variant)
+        """What a variant changes, but for `pocket`, which every recipe has."""
+        return {} if variant == POCKET else _overrides(self.variants, variant)
 
     @property
     def labels(self) -> list[str]:
@@ -286,6 +288,8 @@ class Recipe(Strict):
             self._check_held_out()
         if problem := self.calibration_problem:
             raise ValueError(problem)
+        if POCKET in self.variants:
+            raise ValueError(f"variants.{POCKET}: every recipe has a variant of this name; choose another")
         for name, given in self.variants.items():
             if isinstance(given, str) and not isinstance(self.variants.get(given), dict):
                 raise ValueError(f"variants.{name}: '{given}' is no variant with overrides of its own")
@@ -360,7 +364,8 @@ def load_recipe(name: str | Path, overrides: Iterable[str] = ()) -> Recipe:
     Args:
         name: `pocket`, `kd-nine-2025:qkv-h2h`, `linearizing-2025:360m,10b`, or a path to a YAML file. Of
             variants that set one key, the last counts, but their names are joined: `base.first-second`.
-            Variants without a name are joined to `variant`.
+            Variants without a name are joined to `variant`. `pocket` needs no entry in the file: it comes
+            after the others and puts the recipe onto the embedded teacher (see `on_pocket`).
         overrides: `key=value` with dotted keys and YAML values. `stage.lr` addresses every stage;
             `stage.kd.lr` or `stages.2.lr` one stage, by name or number.
 
@@ -379,9 +384,13 @@ def load_recipe(name: str | Path, overrides: Iterable[str] = ()) -> Recipe:
     offered = value.get("variants") or {}
     base, names = value.get("name"), []
     unnamed = [value.get("variant")]
-    for variant in filter(None, variants.split(",")):
+    chosen = list(filter(None, variants.split(",")))
+    plain = parse(deepcopy(value), Recipe, source) if POCKET in chosen else None
+    for variant in chosen:
+        if variant == POCKET:
+            continue
         if variant not in offered:
-            raise ConfigError(f"{source}: unknown variant '{variant}'{nearest(variant, offered)}")
+            raise ConfigError(f"{source}: unknown variant '{variant}'{nearest(variant, [*offered, POCKET])}")
         # Groups (`stages`) are set before keys inside them (`stage.tune.loss_mask`).
         changes = _overrides(offered, variant)
         for key, setting in sorted(changes.items(), key=lambda item: item[0].count(".")):
@@ -392,6 +401,13 @@ def load_recipe(name: str | Path, overrides: Iterable[str] = ()) -> Recipe:
             unnamed.append(offered[variant] if isinstance(offered[variant], str) else variant)
     if len(names) > 1:
         value["name"] = f"{base}.{'-'.join(names)}"
+    if plain is not None:
+        recipe = parse(value, Recipe, source)
+        if recipe.architecture is not None:
+            raise ConfigError(f"{source}: variant '{POCKET}' needs students, and this recipe makes a teacher")
+        tokens = sum(stage.tokens for stage in plain.stages)
+        value = on_pocket(recipe.model_dump(mode="json"), tokens)
+        unnamed.append(POCKET)
     value["variant"] = "-".join(filter(None, unnamed))
     for override in overrides:
         key, equals, setting = override.partition("=")

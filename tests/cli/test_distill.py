@@ -127,6 +127,18 @@ def test_distill_variants_take_the_mixers_of_the_command_line():
     assert found[1][1].student.mixers == ["gla"]
 
 
+def test_a_pattern_names_every_row_once():
+    """t14-0 is a further name of t6-unfrozen."""
+
+    def rows(*patterns: str) -> list[str]:
+        return [Path(folder).name for folder, _, _ in chosen("gendistill-2026", "--variants", *patterns)][1:]
+
+    assert rows("t14-*") == ["t14-0", "t14-0.1", "t14-0.035", "t14-0.01"]
+    assert rows("t14-*", "t6-*") == ["t6-frozen", "t6-unfrozen", *rows("t14-*")[1:]]
+    with pytest.raises(ConfigError, match=r"unknown variant 't7-\*'"):
+        rows("t7-*")
+
+
 def test_the_tracker_applies_to_the_recipe_and_its_variants():
     found = chosen("kl-guided-2026", "--variants", "gla", "--track", "trackio")
     assert [recipe.track for _, recipe, _ in found] == ["trackio", "trackio"]

@@ -4,6 +4,7 @@ import argparse
 import json
 import re
 from collections.abc import Sequence
+from fnmatch import filter as matching
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,7 +54,8 @@ def add(commands: argparse._SubParsersAction) -> None:
         nargs="+",
         default=[],
         metavar="V",
-        help="also train these variants of the recipe (or all), each in OUT/variants/V",
+        help="also train these variants of the recipe (names, patterns such as 't5-*', or all), each in "
+        "OUT/variants/V",
     )
     parser.add_argument("--out", type=Path, help="folder for the checkpoints; repeat the command to resume")
     parser.add_argument(
@@ -183,8 +185,8 @@ def check_data(chosen: "list[Recipe]") -> None:
 def recipes(arguments: argparse.Namespace) -> list[tuple[str, "Recipe", list[str] | None]]:
     """Return the recipe and its requested variants: subfolder of --out, recipe, mixers.
 
-    `--mixer` applies to variants too, except those that name mixers themselves, which they vary. `all` leaves
-    out variants that are further names of others.
+    `--mixer` applies to variants too, except those that name mixers themselves, which they vary. `all` and
+    patterns take a row once that has several names.
 
     Raises:
         ConfigError: two variants that train the same students.
@@ -198,11 +200,11 @@ def recipes(arguments: argparse.Namespace) -> list[tuple[str, "Recipe", list[str
         overrides += layers
         plain = load_recipe(arguments.recipe, overrides)
     order = list(plain.variants)
-    names = arguments.variants
-    if names == ["all"]:
-        names = [name for name in order if not isinstance(plain.variants[name], str)]
+    given = arguments.variants
+    found = [each for name in given for each in matching(order, "*" if name == "all" else name) or [name]]
+    rows = {name for name in found if name in given or plain.variants.get(name) not in found}
     # In the recipe's order, since one may start from another; load_recipe refuses unknown ones.
-    names = sorted(names, key=lambda name: order.index(name) if name in order else -1)
+    names = sorted(rows, key=lambda name: order.index(name) if name in order else -1)
     joint = "," if ":" in arguments.recipe else ":"
     own = arguments.mixer if len(arguments.layers) < 2 else None
     chosen: list[tuple[str, Recipe, list[str] | None]] = [("", plain, own)]

@@ -1,17 +1,22 @@
 """Recipes: overrides, variants, validation and hashes."""
 
+from copy import deepcopy
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from evalsuite.distill import known_recipes, load_recipe, write_recipe
+from evalsuite.distill import dry_run, known_recipes, load_recipe, write_recipe
 from evalsuite.distill.objectives.end_to_end import KnowledgeDistillation
 from evalsuite.distill.objectives.layerwise import AttentionOutput
 from evalsuite.distill.recipe import RECIPES, Recipe
 from evalsuite.foundation import ConfigError
+from evalsuite.foundation.strict_yaml import read_yaml
 
+READ = cache(read_yaml)
+"""Parsing a recipe takes longer than resolving a variant of it."""
 SIZES = {"data": "text", "seq_len": 512, "batch_size": 8, "lr": 1e-3}
 MINIMAL = {
     "name": "minimal",
@@ -142,6 +147,46 @@ def test_variants_without_a_name_have_one_in_lineages():
     assert lineage_name("1.7b,10b") == "linearizing-2025.10b"
     smol = load_recipe("smollm2-135m-instruct-2:late-8k,seed1")
     assert smol.name_of(smol.labels[0]) == "smollm2-135m-instruct-2.late-8k"
+
+
+def rows_of_papers() -> list[str]:
+    names = ("linearizing-2025", "kd-nine-2025", "gendistill-2026", "kl-guided-2026")
+    return [row for name in names for row in with_variants(name)]
+
+
+def test_every_row_of_a_paper_has_students_of_the_pocket_teacher(monkeypatch):
+    """With the row's stages, objectives, rates and mixers, and its share of the tokens."""
+    monkeypatch.setattr("evalsuite.distill.recipe.recipe.read_yaml", lambda path: deepcopy(READ(path)))
+    built: set[str] = set()
+    for name in rows_of_papers():
+        row = load_recipe(name)
+        plain = load_recipe(name.partition(":")[0])
+        recipe = load_recipe(f"{name}{',' if ':' in name else ':'}pocket")
+        assert recipe == load_recipe(f"{plain.name}:pocket,{name.partition(':')[2]}"), (
+            "it comes after the others"
+        )
+        assert recipe.hash != row.hash
+        assert (recipe.teacher, recipe.labels) == ("pocket", row.labels)
+        assert bool(recipe.student.softmax_layers) == bool(row.student.softmax_layers)
+        assert recipe.tokens <= 1.05 * 100_000 * max(1, row.tokens / plain.tokens)
+        for stage, original in zip(recipe.stages, row.stages, strict=True):
+            sizes = {"tokens", "seq_len", "batch_size", "micro_batch_size"}
+            assert stage.model_dump(exclude=sizes) == original.model_dump(exclude=sizes)
+            assert stage.tokens == max(
+                round(original.tokens * 100_000 / sum(s.tokens for s in plain.stages)), 512
+            )
+        if recipe.student.model_dump_json() not in built:
+            assert dry_run(recipe).flops > 0, "its students can be built"
+        built.add(recipe.student.model_dump_json())
+
+
+def test_the_pocket_variant_takes_overrides_and_is_refused_by_recipes_of_teachers(write):
+    assert load_recipe("kl-guided-2026:pocket", ["stage.kl.tokens=1k"]).stages[1].tokens == 1000
+    assert load_recipe("kl-guided-2026:all-linear,pocket").variant == "all-linear-pocket"
+    with pytest.raises(ConfigError, match="'pocket' needs students"):
+        load_recipe("pocket-teacher:pocket")
+    with pytest.raises(ConfigError, match=r"variants\.pocket: every recipe has"):
+        load_recipe(write(variants={"pocket": {"teacher": "pocket"}}))
 
 
 def test_the_name_of_a_variant_changes_no_hash(tmp_path):
