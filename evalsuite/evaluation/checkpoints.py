@@ -1,7 +1,7 @@
 """Checkpoints of a run: labels, roles, tokenizers and lengths, read without their weights."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +117,7 @@ def describe_checkpoints(
             text_tokenizer=info.tokenizer,
             positions=max_positions(info.config),
             parameters=info.parameters,
-            lineage=dict(info.lineage),
+            lineage={**info.lineage, **_taxonomy(info.config)},
             config=info.config,
             training=info.training,
         )
@@ -199,6 +199,16 @@ def unique_labels(paths: Sequence[str]) -> list[str]:
                 labels.append(precision.label("/".join(mine[-depth:]).removesuffix(".gguf")))
                 break
     return labels
+
+
+def _taxonomy(config: Any) -> dict[str, Any]:
+    """Place of a student's mixers in the taxonomy, which reports cannot read from its layers; else empty."""
+    from evalsuite.models.decoder.config import StudentConfig
+    from evalsuite.models.decoder.taxonomy import taxonomies
+
+    if not isinstance(config, StudentConfig):
+        return {}
+    return {"taxonomy": {name: asdict(place) for name, place in taxonomies(config).items()}}
 
 
 def tokenizer_id(tokenizer: Any) -> str:

@@ -12,7 +12,7 @@ from transformers import PreTrainedConfig
 
 from evalsuite.models.decoder.config import StudentConfig
 from evalsuite.models.decoder.cost import ModelCost
-from evalsuite.models.mixers import RecurrenceInputs, RecurrentMixer, StateKind
+from evalsuite.models.mixers import MIXERS, RecurrenceInputs, RecurrentMixer, StateKind
 from evalsuite.models.ops.recurrence.inputs import DecayShape, Rule
 
 Update = Literal["attention", "additive", "delta", "generalized delta"]
@@ -66,6 +66,19 @@ def taxonomy(mixer: str, teacher: PreTrainedConfig, options: dict[str, Any] | No
         state_bytes=cache.at(_LONG) - cache.per_token * _LONG,
         token_bytes=cache.per_token,
     )
+
+
+def taxonomies(config: StudentConfig) -> dict[str, Taxonomy]:
+    """Taxonomy of each mixer of a student with its options; one of another package that fails is left out."""
+    found = {}
+    for name in sorted(set(config.mixers)):
+        try:
+            found[name] = taxonomy(name, config.base, config.mixer_options.get(name))
+        except Exception:
+            # Such a layer may not run without weights, which no evaluation should end with.
+            if MIXERS.origin(name) == "evalsuite":
+                raise
+    return found
 
 
 def _inputs_on_meta(layer: RecurrentMixer) -> RecurrenceInputs:

@@ -52,6 +52,8 @@ class Lineage:
     """One per layer; empty if unknown."""
     titles: Mapping[str, str]
     """Mixer → its name in text."""
+    taxonomy: Mapping[str, Mapping[str, Any]]
+    """Mixer → its update, decay, granularity and state_bytes of a layer, in runs that state them."""
     softmax_heads: Mapping[int, tuple[int, ...]]
     """Recurrent layer → its query heads that stay softmax, both counted from 0."""
     windows: Mapping[str, int]
@@ -78,6 +80,17 @@ class Lineage:
         """The mixer of most layers that are not softmax; None if unknown or all softmax."""
         others = Counter(mixer for mixer in self.mixers if mixer != "softmax")
         return others.most_common(1)[0][0] if others else None
+
+    @property
+    def main_taxonomy(self) -> Mapping[str, Any]:
+        """Of the mixer of most layers that are not softmax; empty if unknown."""
+        return self.taxonomy.get(self.main_mixer or "", {})
+
+    @property
+    def state_bytes(self) -> int | None:
+        """Bytes of all layers' caches that do not grow with the context; None if unknown."""
+        sizes = [_whole(self.taxonomy.get(mixer, {}).get("state_bytes")) for mixer in self.mixers]
+        return sum(size or 0 for size in sizes) if sizes and None not in sizes else None
 
     @property
     def softmax_layers(self) -> tuple[int, ...]:
@@ -148,6 +161,7 @@ def lineage_of(checkpoint: Checkpoint) -> Lineage:
         seed=_whole(raw.get("seed")),
         mixers=_names(raw.get("mixers")),
         titles=TITLES_OF_OLD_LINEAGES | _titles(raw.get("mixer_titles")),
+        taxonomy=_taxonomy(raw.get("taxonomy")),
         softmax_heads=_heads(raw.get("softmax_heads")),
         windows=_windows(raw.get("windows")),
         stages=stages,
@@ -196,6 +210,11 @@ def _names(value: Any) -> tuple[str, ...]:
 def _titles(value: Any) -> dict[str, str]:
     found = value.items() if isinstance(value, dict) else ()
     return {str(name): title for name, title in found if isinstance(title, str)}
+
+
+def _taxonomy(value: Any) -> dict[str, dict[str, Any]]:
+    found = value.items() if isinstance(value, dict) else ()
+    return {str(name): place for name, place in found if isinstance(place, dict)}
 
 
 def _heads(value: Any) -> dict[int, tuple[int, ...]]:

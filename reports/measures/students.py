@@ -18,12 +18,14 @@ from evalsuite.reports.measures.distances import distance_of, kl_column
 from evalsuite.reports.measures.efficiency import ratio_column
 from evalsuite.reports.measures.recall import RecallRow, against_recovery, recall
 from evalsuite.reports.report import Report
+from evalsuite.reports.statistics.intervals import Interval
 from evalsuite.reports.table import (
     CSV,
+    PAGE,
     Column,
     Table,
+    Value,
     label_column,
-    percentage,
     teacher_column,
     weights_column,
 )
@@ -177,6 +179,23 @@ def _tokens_text(report: Report, row: StudentRow) -> str:
     return formatting.NOTHING if tokens is None else formatting.tokens(tokens)
 
 
+def _taxonomy(name: str, title: str, hint: str) -> Column[StudentRow]:
+    def value(report: Report, row: StudentRow) -> Value:
+        place = lineage_of(report.checkpoints[row.checkpoint].plan).main_taxonomy.get(name)
+        return place if isinstance(place, str) else None
+
+    return Column(name, title, hint, value=value, unit="text", outputs=CSV + PAGE)
+
+
+def _state(report: Report, row: StudentRow) -> int | None:
+    return lineage_of(report.checkpoints[row.checkpoint].plan).state_bytes
+
+
+def _state_text(report: Report, row: StudentRow) -> str:
+    size = _state(report, row)
+    return formatting.NOTHING if size is None else formatting.bytes_(size)
+
+
 def _gained(report: Report, row: StudentRow) -> str:
     return f"gained: {', '.join(map(row.name, row.gained))}" if row.gained else ""
 
@@ -232,6 +251,18 @@ STUDENTS: Table[StudentRow] = Table(
             value=_tokens,
             show=_tokens_text,
             better="lower",
+        ),
+        _taxonomy("update", "update", "How a token of the recurrent mixer enters its state."),
+        _taxonomy("decay", "decay", "Whether its state decays, and whether the input decides how much."),
+        _taxonomy("granularity", "decay per", "What has a decay of its own."),
+        Column(
+            "state_bytes",
+            "state",
+            "What does not grow with the context, of all layers: in bfloat16, recurrent states in float32.",
+            value=_state,
+            show=_state_text,
+            better="lower",
+            outputs=CSV + PAGE,
         ),
     ),
 )

@@ -45,6 +45,8 @@ def test_variants_share_nothing_and_have_distances(student: Path, tmp_path: Path
     assert len(set(counts)) == 1
     variant = lineage_of(labels["gla (int8 weights, int8 state)"])
     assert variant.variant_of == f"gla {labels['gla'].weights_id} with int8 weights, int8 state"
+    assert lineage_of(labels["gla"]).taxonomy["gla"]["update"] == "additive"
+    assert not lineage_of(labels["pocket"]).taxonomy
     # No further run of the recipe, over which replicates would be averaged.
     assert variant.recipe is None
 

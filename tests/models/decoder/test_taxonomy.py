@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from evalsuite.models import MIXERS, build_student
 from evalsuite.models.decoder.cache import StudentCache
-from evalsuite.models.decoder.taxonomy import taxonomy
+from evalsuite.models.decoder.taxonomy import taxonomies, taxonomy
 from evalsuite.models.mixers import RecurrentMixer
 from evalsuite.models.ops.recurrence import Erase, RecurrenceInputs, recurrence_matrix
 from tests.models.decoder.test_cost import cache_bytes
@@ -98,3 +98,17 @@ def test_shape_is_that_of_any_family(make_teacher: Make, family: str) -> None:
     config = make_teacher(family, layers=3).config
     assert taxonomy("kda", config).decay == "input-dependent"
     assert taxonomy("retnet", config).decay == "fixed"
+
+
+def test_a_student_has_a_place_for_each_of_its_mixers(make_teacher: Make) -> None:
+    """With its options: a window adds its keys and values to the state."""
+    teacher = make_teacher()
+    layers = teacher.config.num_hidden_layers
+    mixers = ["gla" if layer else "softmax" for layer in range(layers)]
+    student = build_student(teacher, mixers, options={"gla": {"window": 4}})
+    found = taxonomies(student.config)
+    assert found == {
+        "gla": taxonomy("gla", teacher.config, {"window": 4}),
+        "softmax": taxonomy("softmax", teacher.config),
+    }
+    assert found["gla"].state_bytes > taxonomy("gla", teacher.config).state_bytes

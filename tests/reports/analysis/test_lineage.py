@@ -58,3 +58,18 @@ def test_a_lineage_states_the_titles_of_its_mixers():
     stated = lineage_of(plan(mixers=["mine", "kda"], mixer_titles={"mine": "My mixer"}))
     assert stated.describe_mixers() == "1 × My mixer + 1 × KDA"
     assert lineage_of(plan(mixers=["mine"], mixer_titles="mine")).describe_mixers() == "mine"
+
+
+def test_a_lineage_states_the_place_of_its_mixers_in_the_taxonomy():
+    """The state is that of all layers; the rest is that of the recurrent mixer."""
+    places = {
+        "kda": {"update": "delta", "decay": "input-dependent", "granularity": "channel", "state_bytes": 100},
+        "softmax": {"update": "attention", "decay": None, "granularity": None, "state_bytes": 0},
+    }
+    hybrid = lineage_of(plan(mixers=["kda", "softmax", "kda"], taxonomy=places))
+    assert hybrid.main_taxonomy == places["kda"]
+    assert hybrid.state_bytes == 200
+    old = lineage_of(plan(mixers=["kda", "gla"], taxonomy={"kda": places["kda"]}))
+    assert old.state_bytes is None
+    unknown = lineage_of(plan(mixers=["kda"], taxonomy={"kda": "delta"}))
+    assert (unknown.main_taxonomy, unknown.state_bytes) == ({}, None)
