@@ -1,7 +1,7 @@
 """Models of a published shape with random weights: cost depends on shapes alone.
 
-Mixers are written `NAME`, or `NAME+softmax/N` for a hybrid in which every N-th layer is softmax;
-`softmax` alone is the teacher.
+Students are written `NAME[:preset=P][+softmax/N or +softmax@LAYERS]`: a mixer, its preset, and which layers
+are softmax, every N-th or those listed (`kda:preset=gendistill+softmax@0,6,13`). `softmax` is the teacher.
 """
 
 import json
@@ -22,7 +22,12 @@ from evalsuite.models.mixers import MIXERS
 SHAPES = Path(__file__).parent / "shapes"
 """Configs of the papers' sizes, without weights or tokenizers."""
 TEACHER = "softmax"
-_HYBRID = re.compile(r"(?P<mixer>[A-Za-z0-9_]+)\+softmax/(?P<period>[1-9][0-9]*)")
+_STUDENT = re.compile(
+    r"(?P<mixer>[^:+]+)(:preset=(?P<preset>[^:+]+))?"
+    r"(\+softmax(/(?P<period>[1-9][0-9]*)|@(?P<layers>[0-9]+(,[0-9]+)*)))?"
+)
+FORM = "NAME[:preset=P][+softmax/N or +softmax@0,6,13]"
+"""How a student is written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,23 +87,31 @@ def random_models(like: str, mixers: list[str]) -> list[RandomModel]:
     found = [teacher]
     for text in dict.fromkeys(mixers):
         if text != TEACHER:
-            student = StudentConfig(config.to_dict(), parse_mixers(text, config.num_hidden_layers))
+            student = StudentConfig(config.to_dict(), *parse_student(text, config.num_hidden_layers))
             found.append(RandomModel(f"{name}, {text}", student, _identity(student), teacher.weights_id))
     return found
 
 
-def parse_mixers(text: str, layers: int) -> list[str]:
-    """One mixer per layer from `NAME` or `NAME+softmax/N`.
+def parse_student(text: str, layers: int) -> tuple[list[str], dict[str, dict[str, Any]]]:
+    """One mixer per layer, and the options of mixers, from the form of the module.
 
     Raises:
-        ConfigError: another form, or an unknown mixer.
+        ConfigError: another form, an unknown mixer, or a layer that there is not. `StudentConfig` refuses an
+            unknown preset.
     """
-    hybrid = _HYBRID.fullmatch(text)
-    name = hybrid["mixer"] if hybrid else text
+    student = _STUDENT.fullmatch(text)
+    if student is None:
+        raise ConfigError(f"--mixer {text}: write {FORM}")
+    name = student["mixer"]
     if name not in MIXERS:
         raise ConfigError(f"--mixer {text}: no mixer{nearest(name, MIXERS)}; see `evalsuite show mixers`")
-    period = int(hybrid["period"]) if hybrid else 0
-    return [TEACHER if period and (layer + 1) % period == 0 else name for layer in range(layers)]
+    kept = [int(layer) for layer in (student["layers"] or "").split(",") if layer]
+    if high := [layer for layer in kept if layer >= layers]:
+        raise ConfigError(f"--mixer {text}: there is no layer {high[0]}; layers are 0 to {layers - 1}")
+    if student["period"]:
+        kept = [layer for layer in range(layers) if (layer + 1) % int(student["period"]) == 0]
+    options = {name: {"preset": student["preset"]}} if student["preset"] else {}
+    return [TEACHER if layer in kept else name for layer in range(layers)], options
 
 
 def build(model: RandomModel, *, device: str, dtype: str) -> Checkpoint:

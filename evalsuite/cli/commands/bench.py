@@ -43,8 +43,8 @@ def add(commands: argparse._SubParsersAction) -> None:
         nargs="+",
         default=[],
         metavar="M",
-        help="students of --like: NAME, or NAME+softmax/N with every N-th layer softmax; the teacher is "
-        "always measured",
+        help="students of --like: NAME or NAME:preset=P, with softmax in every N-th layer (NAME+softmax/N) "
+        "or in those listed (NAME+softmax@0,6,13); the teacher is always measured",
     )
     parser.add_argument(
         "--contexts",

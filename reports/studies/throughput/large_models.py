@@ -33,7 +33,7 @@ from evalsuite.distill.training.provenance import package_versions
 from evalsuite.distill.training.train_step import TrainStep
 from evalsuite.distill.types import GlobalBatch, MicroBatch
 from evalsuite.foundation import write_json
-from evalsuite.models.benchmark.random_models import parse_mixers, read_shape, shape_names
+from evalsuite.models.benchmark.random_models import FORM, parse_student, read_shape, shape_names
 from evalsuite.models.decoder import StudentConfig, StudentForCausalLM
 from evalsuite.models.decoder.config import decoder_config
 from evalsuite.models.decoder.cost import ModelCost, peak_flops
@@ -96,8 +96,8 @@ def build(options: argparse.Namespace, config: Any, stage: Stage, group: Process
     teacher_weights = RandomOnDevice(
         lambda: AutoModelForCausalLM.from_config(decoder_config(config), dtype=torch.float32), group.device
     )
-    mixers = parse_mixers(options.mixer, config.num_hidden_layers)
-    student_config = StudentConfig(config.to_dict(), mixers, attn_implementation="sdpa")
+    mixers = parse_student(options.mixer, config.num_hidden_layers)
+    student_config = StudentConfig(config.to_dict(), *mixers, attn_implementation="sdpa")
     student_weights = RandomOnDevice(lambda: StudentForCausalLM(student_config), group.device)
     trained = set(trainable_names(student_weights.model, stage.trainable_set))
     teacher: Any
@@ -133,7 +133,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     names = [*(name.lower() for name in shape_names()), "tiny"]
     parser.add_argument("--shape", choices=names, required=True)
     parser.add_argument("--layers", type=int, help="number of layers, instead of the shape's")
-    parser.add_argument("--mixer", default="gated_deltanet", help="NAME, or NAME+softmax/N")
+    parser.add_argument("--mixer", default="gated_deltanet", help=FORM)
     parser.add_argument("--objective", default="kd", choices=["kd", "attention_output"])
     parser.add_argument("--seq", type=int, default=2048)
     parser.add_argument("--sequences", type=int, default=2, help="sequences per step and GPU")

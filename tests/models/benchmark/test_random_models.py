@@ -7,7 +7,7 @@ import pytest
 from evalsuite.foundation import ConfigError
 from evalsuite.models.benchmark.random_models import (
     build,
-    parse_mixers,
+    parse_student,
     random_models,
     read_shape,
     shape_names,
@@ -38,19 +38,49 @@ def test_every_shape_is_checked() -> None:
     assert shape_names() == sorted(PARAMETERS)
 
 
-def test_hybrids_keep_every_nth_layer() -> None:
-    assert parse_mixers("gla+softmax/4", 8) == [*["gla"] * 3, "softmax"] * 2
-    assert parse_mixers("gla+softmax/3", 4) == ["gla", "gla", "softmax", "gla"]
-    assert parse_mixers("gla", 2) == ["gla", "gla"]
+@pytest.mark.parametrize(
+    ("text", "mixers", "options"),
+    [
+        ("gla+softmax/4", [*["gla"] * 3, "softmax"], {}),
+        ("gla+softmax/3", ["gla", "gla", "softmax", "gla"], {}),
+        ("gla", ["gla"] * 4, {}),
+        ("kda:preset=gendistill", ["kda"] * 4, {"kda": {"preset": "gendistill"}}),
+        (
+            "gla:preset=native+softmax@0,3",
+            ["softmax", "gla", "gla", "softmax"],
+            {"gla": {"preset": "native"}},
+        ),
+    ],
+)
+def test_a_student_has_softmax_layers_and_a_preset(
+    text: str, mixers: list[str], options: dict[str, dict[str, str]]
+) -> None:
+    assert parse_student(text, 4) == (mixers, options)
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("gal", "no mixer.*'gla'"), ("gla+softmax/0", "no mixer"), ("gal+softmax/4", "no mixer.*'gla'")],
+    [
+        ("gal", "no mixer.*'gla'"),
+        ("gal+softmax/4", "no mixer.*'gla'"),
+        ("gla+softmax/0", "write NAME"),
+        ("gla:native", "write NAME"),
+        ("gla+softmax@0,30", "no layer 30; layers are 0 to 29"),
+        ("gla:preset=natve", "natve.*native"),
+    ],
 )
-def test_unknown_mixers_are_refused(text: str, message: str) -> None:
+def test_what_is_no_student_is_refused(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        parse_mixers(text, 4)
+        random_models("SmolLM2-135M", [text])
+
+
+def test_the_students_of_gendistill_have_the_parameters_of_its_table_8() -> None:
+    """arXiv 2603.26556: its Figures 2 and 5 measure them."""
+    layers = "+softmax@0,2,6,11,13,18,21"
+    students = random_models(
+        "Qwen3-0.6B", [f"{name}:preset=gendistill{layers}" for name in ("kda", "mamba2")]
+    )[1:]
+    assert [round(ModelCost.of(each.config).num_params / 1e6) for each in students] == [613, 641]
 
 
 def test_the_teacher_is_first_and_every_model_has_an_identity() -> None:
