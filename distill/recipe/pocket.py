@@ -10,8 +10,7 @@ TOKENS = 100_000
 SEQ_LEN = 256
 BATCH_SIZE = 2
 SOFTMAX_LAYERS = [2]
-"""Of the teacher's four layers, those that stay softmax in a hybrid: the quarter that papers keep, here the
-layer that searches find first."""
+"""Of the four layers, those that stay softmax in a hybrid: about the quarter that the papers keep."""
 SIZES = ("num_heads", "num_qk_heads", "expand_k", "expand_v", "feature_proj", "decay_group_size")
 """Options of mixers that fit the heads of the recipe's teacher; the pocket teacher's give the default."""
 

@@ -18,7 +18,6 @@ from evalsuite.reports.measures.distances import distance_of, kl_column
 from evalsuite.reports.measures.efficiency import ratio_column
 from evalsuite.reports.measures.recall import RecallRow, against_recovery, recall
 from evalsuite.reports.report import Report
-from evalsuite.reports.statistics.intervals import Interval
 from evalsuite.reports.table import (
     CSV,
     PAGE,
@@ -26,6 +25,7 @@ from evalsuite.reports.table import (
     Table,
     Value,
     label_column,
+    percentage,
     teacher_column,
     weights_column,
 )
@@ -181,14 +181,14 @@ def _tokens_text(report: Report, row: StudentRow) -> str:
 
 def _taxonomy(name: str, title: str, hint: str) -> Column[StudentRow]:
     def value(report: Report, row: StudentRow) -> Value:
-        place = lineage_of(report.checkpoints[row.checkpoint].plan).main_taxonomy.get(name)
+        place = lineage_of(report.checkpoints[row.checkpoint]).main_taxonomy.get(name)
         return place if isinstance(place, str) else None
 
     return Column(name, title, hint, value=value, unit="text", outputs=CSV + PAGE)
 
 
 def _state(report: Report, row: StudentRow) -> int | None:
-    return lineage_of(report.checkpoints[row.checkpoint].plan).state_bytes
+    return lineage_of(report.checkpoints[row.checkpoint]).state_bytes
 
 
 def _state_text(report: Report, row: StudentRow) -> str:

@@ -147,18 +147,14 @@ def test_a_student_that_gained_is_headlined_with_what_it_retained(tmp_path: Path
     assert "gained: log-likelihood, generation" in str(view.grid)
 
 
-def test_mixers_of_the_students_have_their_place_in_the_taxonomy(
-    synthetic: SimpleNamespace, tmp_path: Path
-) -> None:
+def test_mixers_of_the_students_have_their_place_in_the_taxonomy(tmp_path: Path) -> None:
     """In runs that state it."""
     place = {"update": "delta", "decay": "input-dependent", "granularity": "channel", "state_bytes": 18_688}
     levels = level(0.8, 0.8, {512: 0.9, 4096: 0.9})
     for folder, lineage in (("new", {"mixers": ["kda"] * 4, "taxonomy": {"kda": place}}), ("old", {})):
-        benchmarks = [synthetic.SyntheticBenchmark("piqa", "PIQA", "common_sense", 50, 0.5)]
-        student = synthetic.SyntheticCheckpoint("s", levels, lineage=lineage)
-        synthetic.make_run(
-            tmp_path / folder, benchmarks, [synthetic.SyntheticCheckpoint("t", levels, "teacher"), student]
-        )
+        benchmarks = [SyntheticBenchmark("piqa", "PIQA", "common_sense", 50, 0.5)]
+        student = SyntheticCheckpoint("s", levels, lineage=lineage)
+        make_run(tmp_path / folder, benchmarks, [SyntheticCheckpoint("t", levels, "teacher"), student])
         view = students_section(build_report([tmp_path / folder]))
         assert view is not None
         titles = [column.title for column in view.grid.columns]
@@ -170,7 +166,7 @@ def test_mixers_of_the_students_have_their_place_in_the_taxonomy(
             assert not {"update", "decay", "decay per", "state"} & set(titles)
 
 
-def test_verdicts_are_those_of_a_policy(synthetic: SimpleNamespace, tmp_path: Path) -> None:
+def test_verdicts_are_those_of_a_policy(tmp_path: Path) -> None:
     students = {
         "window": level(0.90, 0.90, {512: 0.95, 4096: 0.05}),
         "whole": level(0.89, 0.89, {512: 0.94, 4096: 0.93}),
