@@ -13,6 +13,7 @@ from transformers import PreTrainedConfig
 from evalsuite.models.decoder.config import StudentConfig
 from evalsuite.models.decoder.cost import ModelCost
 from evalsuite.models.mixers import MIXERS, RecurrenceInputs, RecurrentMixer, StateKind
+from evalsuite.models.ops.recurrence import naive_recurrent
 from evalsuite.models.ops.recurrence.inputs import DecayShape, Rule
 
 Update = Literal["attention", "additive", "delta", "generalized delta"]
@@ -85,6 +86,8 @@ def _inputs_on_meta(layer: RecurrentMixer) -> RecurrenceInputs:
     """What the recurrence of a layer on the meta device gets of two tokens."""
     shape, dtype = layer.attention_shape, layer.q_proj.weight.dtype
     x = torch.empty(1, 2, shape.hidden_size, dtype=dtype, device="meta")
+    # For a mixer whose queries need states. Chunks turn autocast off, which the meta device does not have.
+    layer.recurrence = naive_recurrent
     angles = torch.empty(1, 2, shape.head_dim, dtype=dtype, device="meta")
     return layer.prepare(x, (angles, angles)).inputs
 

@@ -245,8 +245,7 @@ def _recurrent(
     mixer: RecurrentMixer, x: Tensor, position_embeddings: tuple[Tensor, Tensor], batch: _Batch
 ) -> dict[str, Tensor]:
     inputs = mixer.prepare(x, position_embeddings).inputs
-    if mixer.uses_normalizer:
-        inputs = replace(inputs, v=inputs.v[..., :-1])
+    inputs = replace(inputs, v=mixer.values(inputs))
     # The end of the value is a further bound, inside the needle: what the state then holds of it is the unit.
     bounds = torch.cat([batch.bounds[:, :1], batch.value_end, batch.bounds[:, 1:]], 1)
     states, parts = split_states(inputs, batch.value, bounds)

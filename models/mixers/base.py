@@ -89,6 +89,9 @@ class RecurrentMixer(Mixer):
     """True if `erase` removes along another key than that of the write, which is one more product."""
     recurrence: Callable[[RecurrenceInputs], tuple[Tensor, Tensor]] = staticmethod(compute_recurrence)
     """What computes the recurrence; training may replace it."""
+    q_conv1d: ShortConvolution
+    k_conv1d: ShortConvolution
+    v_conv1d: ShortConvolution
     state_precision: str | None = None
     """To what the recurrent state is rounded when it is stored in a cache, as in `quantize_dequantize`."""
 
@@ -144,17 +147,17 @@ class RecurrentMixer(Mixer):
         if options.short_conv:
             silu = options.activation == "silu"
             activated = silu, silu and self.has_keys, self._v_activated_by_conv
-            self.q_conv1d, self.k_conv1d, self.v_conv1d = (
-                ShortConvolution(width, options.short_conv, activates)
-                for width, activates in zip(self.qkv_dims, activated, strict=True)
-            )
+            letters = "qkv" if self.convolves_values else "qk"
+            for letter, width, activates in zip(letters, self.qkv_dims, activated, strict=False):
+                setattr(self, f"{letter}_conv1d", ShortConvolution(width, options.short_conv, activates))
 
     @property
     def _v_activated_by_conv(self) -> bool:
         """Whether the convolution activates v: only after q and k, as activated convolutions come first."""
         options = self.options
         first = options.activation == "silu" and self.has_keys
-        return first and options.v_activation == "silu" and self.convolves_projections
+        convolved = self.convolves_projections and self.convolves_values
+        return first and options.v_activation == "silu" and convolved
 
     def _build_parameters(self) -> None:
         """Add the parameters that only this mixer has."""
@@ -202,12 +205,19 @@ class RecurrentMixer(Mixer):
         return {name: value for name, value in across.items() if value}
 
     def _convolutions(self) -> tuple[ShortConvolution, ...]:
+        if not self.convolves_values:
+            return self.q_conv1d, self.k_conv1d
         return self.q_conv1d, self.k_conv1d, self.v_conv1d
 
     @property
     def convolves_projections(self) -> bool:
         """Whether q, k and v are convolved."""
         return self.options.short_conv > 0
+
+    @property
+    def convolves_values(self) -> bool:
+        """Whether v is convolved where q and k are."""
+        return True
 
     def convolve_input(self, x: Tensor, convolve: Convolve) -> tuple[Tensor, MixerState]:
         """Convolve the layer's input [B, T, hidden], if the mixer does: the input of all that follows, and
@@ -219,13 +229,17 @@ class RecurrentMixer(Mixer):
         full_rank_gate = self.options.output_gate != "none" and isinstance(self.g_proj, nn.Linear)
         return [self.q_proj, self.k_proj, self.v_proj, *([self.g_proj] if full_rank_gate else [])]
 
+    def further_columns(self) -> int:
+        """Columns of the recurrence's values after the V of the layer's own, which only its states need."""
+        return 1 if self.uses_normalizer else 0
+
     def key_dim(self) -> int:
         """Width K of the keys after the feature map."""
         return self.head_k_dim
 
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
         """Shape per sequence of each part of the `MixerState`."""
-        value_dim = self.head_v_dim + (1 if self.uses_normalizer else 0)
+        value_dim = self.head_v_dim + self.further_columns()
         shapes: dict[str, tuple[int, ...]] = {"recurrent": (self.num_heads, self.key_dim(), value_dim)}
         if self.options.short_conv > 1:
             channels = sum(convolution.channels for convolution in self._convolutions())
@@ -273,7 +287,9 @@ class RecurrentMixer(Mixer):
             k = self.k_norm(self.split_heads(k)).flatten(2) if self.has_keys else k
         window = window_heads(self, q, k, position_embeddings) if self.options.window else None
         if self.convolves_projections:
-            (q, k, v), new_state["convolution"] = convolve([q, k, v])
+            parts = [q, k, v] if self.convolves_values else [q, k]
+            convolved, new_state["convolution"] = convolve(parts)
+            q, k, v = [*convolved, v][:3]
         elif self.options.activation == "silu":
             q, k = functional.silu(q), functional.silu(k) if self.has_keys else k
         if self.options.v_activation == "silu" and not self._v_activated_by_conv:
@@ -312,11 +328,12 @@ class RecurrentMixer(Mixer):
 
     def apply_normalizer(self, o: Tensor, layer: Prepared) -> Tensor:
         """Apply normaliser and skip connection to the recurrence's output: [B, T, H, V]."""
-        if self.uses_normalizer:
-            values, total = o.split([o.shape[-1] - 1, 1], -1)
-            o = divide_by_normalizer(values, self.normalizer(total))
+        if columns := self.further_columns():
+            o, further = o.split([o.shape[-1] - columns, columns], -1)
+            if self.uses_normalizer:
+                o = divide_by_normalizer(o, self.normalizer(further))
         if layer.skip is not None:
-            o = o + layer.skip.to(o.dtype).unsqueeze(-1) * layer.inputs.v
+            o = o + layer.skip.to(o.dtype).unsqueeze(-1) * self.values(layer.inputs)
         return o
 
     def forward(
@@ -372,7 +389,7 @@ class RecurrentMixer(Mixer):
                 self,
                 mixed,
                 layer.window,
-                self._values(layer.inputs),
+                self.values(layer.inputs),
                 state=state,
                 token_mask=token_mask,
                 cu_seqlens=cu_seqlens,
@@ -393,9 +410,9 @@ class RecurrentMixer(Mixer):
                     f"expected {(rows, *shape)}"
                 )
 
-    def _values(self, inputs: RecurrenceInputs) -> Tensor:
-        """The values [B, T, H, V], without the normaliser's column."""
-        return inputs.v[..., :-1] if self.uses_normalizer else inputs.v
+    def values(self, inputs: RecurrenceInputs) -> Tensor:
+        """The values [B, T, H, V], without further columns."""
+        return inputs.v[..., : self.head_v_dim]
 
     def project_output(self, mixed: Tensor, layer: Prepared) -> Tensor:
         """Apply output norm, output gate and output projection: [B, T, H, V] → [B, T, hidden]."""
@@ -429,4 +446,4 @@ class RecurrentMixer(Mixer):
             weights = weights / self.normalizer(total).transpose(1, 2)
         if layer.window is not None:
             weights = mix_window_matrix(self, weights, layer.window, token_mask)
-        return weights, self._values(layer.inputs)
+        return weights, self.values(layer.inputs)

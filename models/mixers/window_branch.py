@@ -60,6 +60,7 @@ def mix_window(
     Raises:
         ConfigError: packed sequences that continue from a state.
     """
+    v = v.to(heads[0].dtype)
     arguments = {"scale": _scale(mixer), "cap": mixer.attention_shape.soft_cap}
     if cu_seqlens is None:
         near, new = attend_with_state(

@@ -39,6 +39,9 @@ NUMBERS: dict[str, tuple[float, ...]] = {
     "lower_bound": (0.2, 0.7),
     "feature_dim": (4, 8),
     "floor": (0.1, 1.0),
+    "lambda_init": (0.5, 5.0),
+    "lambda_lower_bound": (0.05, 0.3),
+    "cg_steps": (3, 60),
     "logit_scale_base": (4.0, 500.0),
 }
 """Values of every option that is a number, next to its default. A new option needs some, too."""

@@ -88,6 +88,22 @@ def delta(q: Tensor, k: Tensor, v: Tensor, beta: Tensor, decay: Tensor) -> Tenso
     return generalized(q, written, v, decay, written, k, after_decay=True)
 
 
+def ridge_regression(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor, ridge: Tensor) -> Tensor:
+    """G = γ G + β k vᵀ, H = γ H + β k kᵀ, o = Gᵀ (H + Λ)⁻¹ q; q and k [T, H, K], v [T, H, V], decay γ and
+    beta [T, H], ridge Λ [H, K, K]."""
+    (_, num_heads, key_dim), value_dim = k.shape, v.shape[-1]
+    moments = k.new_zeros(num_heads, key_dim, value_dim)
+    covariance = torch.zeros_like(ridge)
+    outputs = []
+    for t in range(q.shape[0]):
+        gamma, write = (gate[t, :, None, None] for gate in (decay, beta))
+        moments = gamma * moments + write * k[t].unsqueeze(-1) * v[t].unsqueeze(-2)
+        covariance = gamma * covariance + write * k[t].unsqueeze(-1) * k[t].unsqueeze(-2)
+        solved = torch.linalg.solve(covariance + ridge, q[t].unsqueeze(-1))
+        outputs.append((moments.mT @ solved).squeeze(-1))
+    return torch.stack(outputs)
+
+
 def linear_attention(w: Weights, num_heads: int, x: Tensor) -> Tensor:
     """fla's LinearAttention: elementwise_product features, no normalizer, RMS norm."""
     q, k, v = (heads(linear(w, f"{letter}_proj", x), num_heads) for letter in "qkv")
@@ -284,10 +300,21 @@ def rwkv7(w: Weights, num_heads: int, x: Tensor) -> Tensor:
     return linear(w, "o_proj", o * linear(w, "g_proj.2", torch.sigmoid(linear(w, "g_proj.0", x))))
 
 
+def mesanet(w: Weights, num_heads: int, x: Tensor) -> Tensor:
+    """arXiv 2506.05233, as fla's MesaNet, each token's system solved exactly."""
+    parts = (convolved(w, f"{letter}_conv1d", linear(w, f"{letter}_proj", x)) for letter in "qk")
+    q, k = (unit(heads(part, num_heads)) for part in parts)
+    v = heads(linear(w, "v_proj", x), num_heads)
+    ridge = torch.diag_embed(softplus(w["lambda_params"]) + 0.25)
+    beta = torch.sigmoid(linear(w, "b_proj", x))
+    o = ridge_regression(q, k, v, logsigmoid(linear(w, "a_proj", x)).exp(), beta, ridge)
+    return linear(w, "o_proj", rms(o, w["o_norm.weight"]).flatten(1))
+
+
 REFERENCES: dict[str, Callable[[Weights, int, Tensor], Tensor]] = {
     function.__name__: function
     for function in (
         linear_attention, retnet, gla, mlstm, deltanet, gated_deltanet, kda, hgrn2, mamba2, metala,
-        rebased, hedgehog, gated_deltanet_2, comba, rwkv7,
+        rebased, hedgehog, gated_deltanet_2, comba, rwkv7, mesanet,
     )
 }  # fmt: skip

@@ -11,7 +11,7 @@ from evalsuite.models import MIXERS, StudentForCausalLM
 from evalsuite.models.mixers import RecurrentMixer
 from evalsuite.models.vllm_plugin.sharding import load_sharded_weights, local_mixer
 
-RECURRENT = sorted(name for name, kind in MIXERS.items() if issubclass(kind, RecurrentMixer))
+RECURRENT = sorted(name for name, kind in MIXERS.items() if kind.served_as == "recurrence")
 
 
 def angles(mixer: RecurrentMixer, length: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -14,7 +14,7 @@ from evalsuite.models.mixers import RecurrentMixer
 from evalsuite.models.vllm_plugin.meta_model import build_meta_mixers, max_state_bytes
 from evalsuite.models.vllm_plugin.state import PAGE_ALIGNMENT, PagedLayerCache, state_bytes, state_views
 
-RECURRENT = sorted(name for name, kind in MIXERS.items() if issubclass(kind, RecurrentMixer))
+RECURRENT = sorted(name for name, kind in MIXERS.items() if kind.served_as == "recurrence")
 SLOTS = 5
 
 

@@ -64,7 +64,7 @@ SERVING_MODES: dict[str, dict[str, Any]] = {
 MAX_NUM_SEQS = {"small cache": 32}
 """Concurrent sequences on a GPU, else 256: CUDA graphs need a block of state for each."""
 
-RECURRENT = frozenset(MIXERS) - {"softmax", "sliding_window"}
+RECURRENT = frozenset(name for name, kind in MIXERS.items() if kind.served_as == "recurrence")
 
 SLIDING_WINDOW_BLOCKS = 80
 """Blocks of the small cache for students of sliding windows only. vLLM makes their blocks 16 tokens (0.32 on

@@ -39,9 +39,10 @@ def hybrid(mixer: str, layers: int) -> StudentCase:
 
 
 def all_students(layers: int) -> list[StudentCase]:
-    """Each mixer pure and with a quarter of softmax layers, and one student with four kinds of state."""
+    """Each mixer that vLLM serves, pure and with a quarter of softmax layers, and one student with four kinds
+    of state."""
     students = []
-    for mixer in MIXERS:
+    for mixer in (name for name, kind in MIXERS.items() if kind.served_as):
         students.append(pure(mixer, layers))
         if mixer != "softmax":
             students.append(hybrid(mixer, layers))
