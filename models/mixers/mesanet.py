@@ -39,8 +39,6 @@ class MesaNetOptions(DecayOptions):
             "short_conv_values": False,
             "output_gate": "none",
             "output_norm": "rms",
-            "scale_writes": False,
-            "lambda_lower_bound": 0.25,
             "decay_init": "native",
         },
     }
@@ -48,13 +46,10 @@ class MesaNetOptions(DecayOptions):
 
     short_conv_values: bool = True
     """Convolve v as well as q and k."""
-    scale_writes: bool = True
-    """Write with (1 − γ_t) β_t, so that G and H are means over the memory instead of sums. With unit keys the
-    eigenvalues of H then sum to at most β, at first 1/2: next to Λ = 1 little, so that heads of any memory
-    start as gated linear attention whose outputs are averages, as a teacher's are."""
     lambda_init: float = 1.0
-    """Initial Λ."""
-    lambda_lower_bound: float = 0.01
+    """Initial Λ. Large, the layer starts as gated linear attention, whose outputs grow with the memory; at 1,
+    the size of a key, outputs are averages of values at any length, as a teacher's are."""
+    lambda_lower_bound: float = 0.25
     """Least Λ. Steps of conjugate gradients to a given error grow with the root of max H / min Λ."""
     cg_steps: int = 30
     """Steps of conjugate gradients, in training and in generation; each reads H once."""
@@ -112,8 +107,6 @@ class MesaNet(RecurrentMixer):
     def compute_gates(self, x: Tensor, inputs: RecurrenceInputs) -> RecurrenceInputs:
         log_decay = functional.logsigmoid(upcast_fp32(self.a_proj(x)))
         beta = torch.sigmoid(upcast_fp32(self.b_proj(x)))
-        if self.options.scale_writes:
-            beta = beta * -torch.expm1(log_decay)
         ridge = functional.softplus(upcast_fp32(self.lambda_params)) + self.options.lambda_lower_bound
         # In float32 throughout: a rounded H need not be symmetric.
         q, k = (upcast_fp32(part) * ridge.rsqrt() for part in (inputs.q, inputs.k))

@@ -33,8 +33,9 @@ ROWS: dict[str, tuple[str, dict[str, Any], dict[str, str]]] = {
     ),
 }
 """Mixer → fla's layer, its arguments, and its names where they differ from ours. fla has no mLSTM or MetaLA;
-its Mamba2 needs mamba_ssm, its ReBased has other widths, its Comba another order of norms, and its RWKV-7
-mixes tokens before the projections."""
+its Mamba2 needs mamba_ssm, its ReBased has other widths, its Comba another order of norms, its RWKV-7
+mixes tokens before the projections, and its MesaNet adds 1e-5 to divisors of conjugate gradients, so that its
+solutions are off by 1e-3."""
 
 
 class Attention(nn.Module):

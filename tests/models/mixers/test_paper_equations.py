@@ -1,5 +1,6 @@
 """Constants and formulas of single mixers, as printed in their papers."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from torch.nn import functional
 
 from evalsuite.foundation import ConfigError
 from evalsuite.models.mixers import RecurrentMixer, make_mixer
+from evalsuite.models.ops.recurrence import recurrence_matrix
 
 
 class Attention(nn.Module):
@@ -73,3 +75,31 @@ def test_a_signed_feature_map_has_no_normalizer() -> None:
     with pytest.raises(ConfigError, match=r"feature_map = 'identity'.*set normalizer: false"):
         make("linear_attention", feature_map="identity")
     make("linear_attention", feature_map="identity", normalizer=False)
+
+
+def test_mesanet_with_a_large_ridge_is_gated_linear_attention() -> None:
+    """arXiv 2506.05233: (H + Λ)⁻¹ q → Λ⁻¹ q. With a small Λ, a token that reads its key gets its value."""
+    x = torch.randn(1, 5, 8, dtype=torch.float64)
+    layer = make("mesanet", lambda_init=1e8)
+    weights, _ = layer.attention_matrix(x)
+    solved = layer.prepare(x).inputs
+    linear = replace(solved, q=functional.normalize(solved.q, dim=-1) * 1e-4)
+    torch.testing.assert_close(weights, recurrence_matrix(linear), rtol=1e-3, atol=0)
+
+    exact = make("mesanet", lambda_init=2e-8, lambda_lower_bound=1e-8, cg_steps=60)
+    exact.q_proj.weight.copy_(exact.k_proj.weight)
+    weights, _ = exact.attention_matrix(x[:, :3])
+    torch.testing.assert_close(weights, torch.eye(3, dtype=x.dtype).expand(1, 2, 3, 3), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lambda_init": 0.2}, "lambda_lower_bound = 0.25, lambda_init = 0.2: need 0 <"),
+        ({"cg_steps": 0}, "cg_steps = 0: must be 1 or more"),
+        ({"qk_norm": "none"}, "qk_norm = 'none': conjugate gradients"),
+    ],
+)
+def test_a_ridge_that_cannot_be_solved_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make("mesanet", **options)
