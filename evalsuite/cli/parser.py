@@ -10,8 +10,28 @@ from evalsuite.foundation import ConfigError, nearest
 from evalsuite.foundation.terminal import printable
 
 
+class _Store(argparse._StoreAction):
+    """Stores values, those of an option that takes several and is repeated after those before.
+
+    argparse would drop what was given first, in silence.
+    """
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: Any = None
+    ) -> None:
+        before = getattr(namespace, self.dest, self.default)
+        if self.nargs == "+" and before is not self.default:
+            values = [*before, *values]
+        setattr(namespace, self.dest, values)
+
+
 class Parser(argparse.ArgumentParser):
     """Exits with 64 on usage errors: argparse's own 2 is the gate's verdict 'inconclusive'."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        for name in (None, "store"):
+            self.register("action", name, _Store)
 
     complete: Callable[[], None] | None = None
     """Adds options that take long to know; called once, when the parser is used."""

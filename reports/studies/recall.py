@@ -233,7 +233,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("recipe", help="a name from `evalsuite show recipes`, or a YAML file")
     parser.add_argument("students", nargs="*", metavar="NAME=FOLDER")
     parser.add_argument("--out", type=Path, required=True, help="folder for the results")
-    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", dest="overrides")
+    parser.add_argument(
+        "--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", dest="overrides"
+    )
     parser.add_argument("--data", type=Path, metavar="DIR", help="value of $EVALSUITE_DATA in the recipe")
     parser.add_argument("--tokens", type=int, default=131_072, help="held-out tokens (default: 131072)")
     parser.add_argument("--spans", type=int, default=256, help="spans per gap (default: 256)")

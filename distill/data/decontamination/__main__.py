@@ -31,7 +31,9 @@ def main() -> None:
     parser.add_argument(
         "--data", help="frozen data of the benchmarks (default: EVALSUITE_DATA, else the hub)"
     )
-    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", dest="overrides")
+    parser.add_argument(
+        "--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", dest="overrides"
+    )
     action = parser.add_mutually_exclusive_group(required=True)
     action.add_argument("--out", type=Path, help="folder for the four files")
     action.add_argument(
