@@ -165,8 +165,8 @@ def test_several_files_and_steps_of_a_search_are_students_of_one_run(recipe, tmp
     capsys.readouterr()
     for given, message in (
         (["--mixer", "gla", "kda"], "2 files need one mixer, not gla, kda; use --mixer"),
-        (["--mixer", "gla", "--layers", *files, f"{files[0]}@7"], "has no step 7 of a search; it has 0, 1"),
-        (["--mixer", "gla", "--layers", files[0], files[0]], "two files have the same name"),
+        (["--mixer", "gla", "--layers", f"{files[0]}@7"], "has no step 7 of a search; it has 0, 1"),
+        (["--mixer", "gla", "--layers", files[0]], "two files have the same name"),
     ):
         assert main([*common, *given, "--out", str(tmp_path / "none")]) == 64
         assert message in capsys.readouterr().err
