@@ -89,6 +89,8 @@ class Lineage:
     @property
     def state_bytes(self) -> int | None:
         """Bytes of all layers' caches that do not grow with the context; None if unknown."""
+        if self.softmax_heads:
+            return None  # Their layers keep a part of the states, of which the run says nothing.
         sizes = [_whole(self.taxonomy.get(mixer, {}).get("state_bytes")) for mixer in self.mixers]
         return sum(size or 0 for size in sizes) if sizes and None not in sizes else None
 
