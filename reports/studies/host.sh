@@ -3,10 +3,11 @@
 #
 #     host.sh unpack PART …       in a checkout: first part 0, then each other part, as they arrive
 #     host.sh start COMMAND …     run a command in the folder of what was packed, in the background; the checkout is code/
-#     host.sh poll SECONDS        wait for the end or so long; copy out/, logs and tuned kernels to $OUT
+#     host.sh poll SECONDS        wait for the end or so long; copy out/ without checkpoints, and logs, to $OUT
+#     host.sh fetch PATH …        copy files and folders to $OUT: a teacher, or cache, Triton's tuned kernels
 #
 # A host that is left alone for half a minute is gone, with its students: queue the next poll before one has ended.
-# Triton's cache of tuned kernels comes home, too, and is unpacked if it is a part of the next study (cache.tar.xz).
+# Pieces are joined with cat; what comes home as cache.tar.xz can be a part of the next study (pack.sh, CACHE).
 set -euo pipefail
 root=${ROOT:-/tmp/study}
 export PYTHONPATH=$root/triton:$root/site:$root/code HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false OMP_NUM_THREADS=4
@@ -54,14 +55,21 @@ case $1 in
     cd "$root"
     # A run folder is a shard, too: it holds what there is before the end. Checkpoints stay here.
     tar -cf - --exclude='*.safetensors' --exclude='training*' --exclude=students --exclude=responses --exclude=requests \
-      --exclude=documents --exclude=locks --exclude=.lock study.log out | xz -T0 | split -b 15M - "$OUT/out.tar.xz."
-    tar -cf - cache | xz -T0 -3 | split -b 15M - "$OUT/cache.tar.xz."
+      --exclude=documents --exclude=locks --exclude=.lock study.log out | xz -T0 -2 | split -b 15M - "$OUT/out.tar.xz."
     for log in study.log out/*.log; do
       [ ! -f "$log" ] || { echo "== $log"; tail -c 400 "$log" | tr '\r' '\n' | tail -2; }
     done
     cat finished 2>/dev/null || true
     nvidia-smi --query-gpu=utilization.gpu,memory.used --format=csv,noheader
     free -g | sed -n 2p
+    ls -la "$OUT"
+    ;;
+  fetch)
+    shift
+    cd "$root"
+    for path in "$@"; do
+      tar -cf - "$path" | xz -T0 -3 | split -b 15M - "$OUT/$(basename "$path").tar.xz."
+    done
     ls -la "$OUT"
     ;;
 esac
