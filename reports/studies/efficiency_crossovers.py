@@ -1,4 +1,4 @@
-"""Compute published crossovers a second time, from efficiency.csv alone, and compare them.
+"""Compute published crossovers a second time, from efficiency.jsonl alone, and compare them.
 
     python -m evalsuite.reports.studies.efficiency_crossovers reports/results/efficiency-h200
 
@@ -6,6 +6,7 @@ Shares no code with `evalsuite.reports.measures.efficiency.comparison`: ratios b
 of a piecewise linear function of log context. Exit code 0: equal; 1: they differ; 64: files cannot be read.
 """
 
+import json
 import sys
 from pathlib import Path
 
@@ -16,9 +17,9 @@ from scipy.optimize import brentq
 TOLERANCE = 1e-6
 """Relative difference of a crossing."""
 COLUMNS = {
-    "prefill": ("request", "ttft_ms"),
-    "decode": ("request", "step_ms"),
-    "peak_throughput": ("decode", "step_ms"),
+    "prefill": ("request", "ttft_ms_median"),
+    "decode": ("request", "step_ms_median"),
+    "peak_throughput": ("decode", "step_ms_median"),
     "memory": ("request", "peak_bytes"),
     "cache": ("request", "cache_bytes"),
 }
@@ -44,7 +45,7 @@ def recompute(rows: pd.DataFrame) -> pd.DataFrame:
     found = []
     for quantity, (kind, column) in COLUMNS.items():
         mine = rows[(rows["kind"] == kind) & rows[column].notna()].copy()
-        ends = [f"{column}_low", f"{column}_high"] if column.endswith("_ms") else [column, column]
+        ends = [column.replace("median", "low"), column.replace("median", "high")]
         divisor = mine["batch"] if quantity == "peak_throughput" else 1
         for name, source in (("point", column), ("low", ends[0]), ("high", ends[1])):
             mine[name] = mine[source] / divisor
@@ -68,9 +69,10 @@ def recompute(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def main(folder: Path) -> int:
-    """Compare a folder's crossovers.csv with those of its efficiency.csv."""
+    """Compare a folder's crossovers.csv with those of its efficiency.jsonl."""
     try:
-        rows = pd.read_csv(folder / "efficiency.csv")
+        lines = (folder / "efficiency.jsonl").read_text().splitlines()
+        rows = pd.json_normalize([json.loads(line) for line in lines], sep="_")
         published = pd.read_csv(folder / "crossovers.csv")
     except (OSError, ValueError) as error:
         print(f"{folder}: {error}")

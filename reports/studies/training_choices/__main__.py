@@ -53,7 +53,7 @@ def _run(given: Namespace) -> int:
     )
     study = load_study(given.study)
     jobs = study_jobs(study, setting)[: given.runs]
-    write_json(setting.out / DESIGN, study_design(study))
+    write_json(setting.out / DESIGN, study_design(given.study, study))
     if given.dry_run:
         print("\n".join(f"{'done' if job.done.exists() else '    '} {job.name}" for job in jobs))
         return 0

@@ -76,15 +76,22 @@ def study_jobs(study: Study, setting: Setting) -> list[Job]:
     return jobs
 
 
-def study_design(study: Study) -> dict[str, Any]:
-    """Return what a report needs of a study: its axes, and the run behind every label."""
+def study_design(name: str, study: Study) -> dict[str, Any]:
+    """Return what a report needs of a study: its name, its axes, and the run behind every label."""
     runs = [
         {"name": run.name, "student": run.student, "arm": run.arm, "seed": run.seed}
         for run in study_runs(study)
     ]
     axes = {name: axis.model_dump(mode="json") for name, axis in study.axes.items()}
     hybrids = [] if study.selection is None else study.selection.students
-    return {"recipe": study.recipe, "suite": study.suite, "axes": axes, "hybrids": hybrids, "runs": runs}
+    return {
+        "name": Path(name).stem,
+        "recipe": study.recipe,
+        "suite": study.suite,
+        "axes": axes,
+        "hybrids": hybrids,
+        "runs": runs,
+    }
 
 
 def run_job(job: Job, setting: Setting) -> None:

@@ -24,6 +24,8 @@ CONTRASTS = {
     "instruct-only": _Rows(
         "Table 17", "run 12: combined, 15/85, 1B", "run 3: sequential, KD + C, 500M 3b, 1B"
     ),
+    "half-instruct": _Rows("Table 18", "Hybrid KDA, KD, completion, 250M", _KD),
+    "double-instruct": _Rows("Table 18", "Hybrid KDA, KD, completion, 750M", _KD),
     "trained-softmax": _Rows("Table 6", "Hybrid KDA, attention trained", "Hybrid KDA, attention frozen"),
     "uniform": _Rows("Table 12", "5 attention layers by Uniform", "5 attention layers by Beam Add"),
     "teacher-single": _Rows("Table 4", "stage 3b on AM-Qwen3-Distilled, 500M", "stage 3b on Smoltalk2, 500M"),
@@ -32,7 +34,7 @@ CONTRASTS = {
     ),
 }
 """Arm → the printed rows that come nearest to it and to its base. `instruct-only`: combined stages with
-85 % of instruction data, at equal tokens. `text-only` has no row."""
+85 % of instruction data, at equal tokens. `double-instruct`: half as much again. `text-only` has no row."""
 
 
 @dataclass(frozen=True, slots=True)

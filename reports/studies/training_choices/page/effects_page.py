@@ -29,12 +29,18 @@ from evalsuite.reports.studies.training_choices.page.tables import (
     effects_table,
     exposure_table,
     exposures,
+    has_printed_effects,
     lost_leads_table,
     orders_table,
     points,
     runs_table,
     teacher_table,
     with_interval,
+)
+
+PAPER = (
+    " *Paper*: the difference of the nearest rows of arXiv 2603.26556, in points; the next column "
+    "compares the signs, *not decided* where the interval contains 0."
 )
 
 
@@ -67,7 +73,7 @@ def write_page(data: StudyData, out: Path, refused: Mapping[str, str] = MappingP
     if found:
         write_text(out / "effects.svg", draw(found))
     page = out / "README.md"
-    write_text(page, _page(data, tables, refused))
+    write_text(page, _page(data, tables, refused, has_printed_effects(found)))
     return page
 
 
@@ -104,11 +110,11 @@ def _leads(data: StudyData) -> str:
     return " and ".join(f"{points(leads[p])} points under {PROTOCOL_TITLES[p]}" for p in PROTOCOLS)
 
 
-def _page(data: StudyData, tables: Mapping[str, Table], refused: Mapping[str, str]) -> str:
+def _page(data: StudyData, tables: Mapping[str, Table], refused: Mapping[str, str], has_printed: bool) -> str:
     scores = data.scores
     done = [run for run in scores.runs if scores.has(run)]
     sections = [
-        f"# {data.title}: what each protocol says of six choices",
+        f"# {data.title}: what each protocol says of each choice",
         _headline(data),
         f"{len(done)} of {len(scores.runs)} runs, {len(scores.benchmarks):,} documents of "
         f"{len(scores.names)} benchmarks that both protocols read. Points are hundredths of a macro average. "
@@ -127,9 +133,8 @@ def _page(data: StudyData, tables: Mapping[str, Table], refused: Mapping[str, st
         f"the teacher's lead over chance ({_leads(data)}), of which a student at chance has lost 100:",
         tables["lost_leads"].markdown(),
         "## Effect of each choice",
-        "Mean score of the runs with the choice − mean score of the runs that they are compared with. "
-        "*Paper*: the difference of the nearest rows of arXiv 2603.26556, in points; the next column "
-        "compares the signs, *not decided* where the interval contains 0.",
+        "Mean score of the runs with the choice − mean score of the runs that they are compared with."
+        + (PAPER if has_printed else ""),
         *(["![Effects under both protocols](effects.svg)"] if tables["effects"].rows else []),
         _shown(tables["effects"]),
         "## Drop and gap of each choice",

@@ -96,7 +96,7 @@ def read_study(run: Path, folder: Path, benchmarks: Sequence[str]) -> StudyData:
     }
     jobs = list(read_jsonl(folder / "runs.jsonl"))
     return StudyData(
-        title=str(design["recipe"]),
+        title=str(design["name"]),
         axes=tuple(
             Axis(
                 name,

@@ -113,26 +113,32 @@ def lost_leads_table(data: StudyData) -> Table:
 
 
 def effects_table(data: StudyData, found: Sequence[Effect]) -> Table:
-    """Every effect under both protocols, with the printed one."""
+    """Every effect under both protocols, with the printed one where a paper prints any of them."""
     rows = []
     bases = {axis.name: axis.base for axis in data.axes}
+    has_printed = has_printed_effects(found)
     for effect in found:
         cells = []
         for protocol in PROTOCOLS:
             interval, printed = effect.under(protocol), printed_effect(effect.arm, protocol)
-            given = (
-                ("–", "–")
-                if printed is None
-                else (f"{printed.value:+.1f}".replace("-", "−"), verdict(interval, printed.value))
-            )
-            cells += [with_interval(interval), *given]
+            cells.append(with_interval(interval))
+            if printed is not None:
+                shown = f"{printed.value:+.1f}".replace("-", "−")
+                cells += [shown, verdict(interval, printed.value)]
+            elif has_printed:
+                cells += ["–", "–"]
         student = "mean" if effect.student is None else f"`{effect.student}`"
         rows.append((f"{effect.axis}: {effect.arm} for {bases[effect.axis]}", student, *cells))
     columns = ["choice", "student"]
     for protocol in PROTOCOLS:
         title = PROTOCOL_TITLES[protocol]
-        columns += [title, f"paper, {title}", f"verdict, {title}"]
+        columns += [title, *([f"paper, {title}", f"verdict, {title}"] if has_printed else [])]
     return Table("effects", tuple(columns), tuple(rows))
+
+
+def has_printed_effects(found: Sequence[Effect]) -> bool:
+    """Whether the paper prints an effect of any of these choices."""
+    return any(printed_effect(effect.arm, protocol) for effect in found for protocol in PROTOCOLS)
 
 
 def orders_table(data: StudyData) -> Table:

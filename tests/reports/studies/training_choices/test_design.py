@@ -128,7 +128,7 @@ def test_selected_layers_reach_hybrids_alone_except_where_an_arm_sets_its_own(tm
 
 
 def test_the_design_names_the_run_behind_every_label() -> None:
-    design = study_design(load_study("gap-study-smollm2"))
+    design = study_design("gap-study-smollm2", load_study("gap-study-smollm2"))
     assert len(design["runs"]) == 24
     assert {"name": "hybrid-uniform-seed1", "student": "hybrid", "arm": "uniform", "seed": 1} in design[
         "runs"

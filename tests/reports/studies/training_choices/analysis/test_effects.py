@@ -85,7 +85,7 @@ def test_missing_runs_are_named_and_leave_holes(make_scores: Make) -> None:
         (-0.2, -0.1, 5.0, "opposite"),
         (0.1, 0.2, 5.0, "agrees"),
         (-0.1, 0.2, 5.0, "not decided"),
-        (0.1, 0.2, 0.0, "not decided"),
+        (0.1, 0.2, 0.04, "not decided"),
     ],
 )
 def test_verdict_compares_signs(low: float, high: float, printed: float, expected: str) -> None:

@@ -65,7 +65,14 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         lines = "".join(json.dumps(each) + "\n" for each in documents)
         (run / "documents" / f"{spec.name}.jsonl").write_text(lines)
     (folder / "exposure").mkdir(parents=True)
-    design = {"recipe": "gap-study-x", "suite": "x", "axes": AXES, "hybrids": ["hybrid"], "runs": RUNS}
+    design = {
+        "name": "gap-study-x",
+        "recipe": "gap-study-x",
+        "suite": "x",
+        "axes": AXES,
+        "hybrids": ["hybrid"],
+        "runs": RUNS,
+    }
     (folder / "study.json").write_text(json.dumps(design))
     row = {
         "benchmark": "options",
