@@ -68,7 +68,7 @@ def verdict(ours: Interval, printed: float) -> Verdict:
     """Compare the sign of an effect with that of a printed one.
 
     Returns:
-        ``not decided`` if the interval contains 0, or the printed effect, in points, is 0 to the printed digit.
+        ``not decided`` if the interval contains 0, or the printed effect, in points, is 0 to a digit.
     """
     if not ours.excludes_zero or round(printed, 1) == 0:
         return "not decided"

@@ -123,7 +123,7 @@ def effects_table(data: StudyData, found: Sequence[Effect]) -> Table:
             interval, printed = effect.under(protocol), printed_effect(effect.arm, protocol)
             cells.append(with_interval(interval))
             if printed is not None:
-                shown = f"{printed.value:+.1f}".replace("-", "−")
+                shown = f"{round(printed.value, 1) + 0.0:+.1f}".replace("-", "−")
                 cells += [shown, verdict(interval, printed.value)]
             elif has_printed:
                 cells += ["–", "–"]
