@@ -144,10 +144,15 @@ def scaling_rows(
 
 def line(x: np.ndarray, y: Sequence[Contrast]) -> tuple[Contrast, Contrast]:
     """Intercept at x = 0 and slope of the least-squares line through points [points]."""
-    offsets = x - x.mean()
-    slopes = offsets / (offsets @ offsets)
+    slopes = slope_weights(x)
     means = np.full(len(x), 1 / len(x))
     return combine(means - slopes * x.mean(), y), combine(slopes, y)
+
+
+def slope_weights(x: np.ndarray) -> np.ndarray:
+    """Weight of each point's y in the slope of the least-squares line. [points]"""
+    offsets = x - x.mean()
+    return np.asarray(offsets / (offsets @ offsets))
 
 
 def combine(coefficients: Sequence[float] | np.ndarray, parts: Sequence[Contrast]) -> Contrast:
@@ -287,11 +292,11 @@ def _row(pool: Pool, curve: _Curve) -> ScalingRow:
         values=curve.values,
         recoveries=tuple(recoveries.tolist()),
         slope=slope.interval(method=curve.method),
-        slope_misfit=_misfit(intercept.point + slope.point * curve.x, recoveries),
+        slope_misfit=misfit(intercept.point + slope.point * curve.x, recoveries),
         exponent=None if law is None else law[1].interval(method=curve.method),
         exponent_misfit=None
         if law is None
-        else _misfit(1 - exp(law[0]) * np.array(curve.values) ** -law[1].point, recoveries),
+        else misfit(1 - exp(law[0]) * np.array(curve.values) ** -law[1].point, recoveries),
         last_gain=intervals[-1],
         plateau=plateau,
     )
@@ -312,8 +317,9 @@ def power_law(values: Sequence[float], recoveries: Sequence[Contrast]) -> tuple[
     return intercept.point, slope.scaled(-1)
 
 
-def _misfit(fitted: np.ndarray, recoveries: np.ndarray) -> float:
-    return float(np.sqrt(((fitted - recoveries) ** 2).mean()))
+def misfit(fitted: np.ndarray, points: np.ndarray) -> float:
+    """Root mean square distance of points from what was fitted to them. [points]"""
+    return float(np.sqrt(((fitted - points) ** 2).mean()))
 
 
 def _crossover(pool: Pool, one: _Curve, other: _Curve) -> CrossoverRow | None:

@@ -68,6 +68,16 @@ class StudyScores:
         counts = np.bincount(self.benchmarks, minlength=len(self.names))
         return np.asarray(1.0 / (len(self.names) * counts[self.benchmarks]))
 
+    def on(self, benchmark: str) -> "StudyScores":
+        """Return the scores on one of the benchmarks alone."""
+        here = self.benchmarks == self.names.index(benchmark)
+        values = {
+            protocol: {name: found[here] for name, found in runs.items()}
+            for protocol, runs in self.values.items()
+        }
+        chance: dict[str, np.ndarray] = {protocol: found[here] for protocol, found in self.chance.items()}
+        return StudyScores(self.runs, np.zeros(int(here.sum()), int), (benchmark,), values, chance)
+
     def teacher_lead(self, protocol: str) -> float:
         """Return the teacher's lead over chance: a macro average, as a fraction of 1."""
         return float(self.weights @ (self.values[protocol][TEACHER] - self.chance[protocol]))
