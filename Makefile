@@ -136,6 +136,7 @@ bench-startup: $(STAMP)
 
 # The page of a study from stored responses: make gap-study TEACHER=./teacher SUITE=pocket-10m STUDY=./study PAGE=./page
 # KIND=orders: the page of a study of defects, recipe defects-pocket-10m; ARGS="--without pocket_needles": without a benchmark
+# KIND=states: the page of a study of state sizes, design state-size-pocket-10m
 gap-study: $(STAMP)
 	@: $(foreach name,TEACHER SUITE STUDY PAGE,$(if $($(name)),,$(error gap-study: $(name) is missing; make gap-study \
 		TEACHER=./teacher SUITE=pocket-10m STUDY=./study PAGE=./page)))

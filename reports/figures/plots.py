@@ -53,6 +53,8 @@ class Curve:
     points: tuple[Point, ...]
     family: str = ""
     """Curves of one family share a panel of small multiples."""
+    line: tuple[tuple[float, float], ...] = ()
+    """Points of a line, such as a fitted one, which is drawn instead of the one through the points."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,10 +253,10 @@ def _curve(curve: Curve, index: int, is_step: bool) -> list[go.Scatter]:
             "thickness": 1.2,
             "width": 0,
         }
-    if len({point.x for point in points}) == len(points):
+    if not curve.line and len({point.x for point in points}) == len(points):
         # Many discs would hide the line.
         return [go.Scatter(mode="lines+markers" if len(points) <= 24 else "lines", **dots, **style)]
-    middles = _middles(points)
+    middles = curve.line or _middles(points)
     line = go.Scatter(
         x=[x for x, _ in middles], y=[y for _, y in middles], mode="lines", hoverinfo="skip", **style
     )

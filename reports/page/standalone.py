@@ -1,4 +1,4 @@
-"""Pages of what belongs to no report: measurements of efficiency, and the selection of a hybrid's layers."""
+"""Pages of what belongs to no report, such as measurements of efficiency or a selection of layers."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -46,7 +46,7 @@ def efficiency_page(rows: Sequence[EfficiencyRow]) -> str:
     """The page of measurements, such as those of models with random weights."""
     models = {row.weights_id: row.label for row in rows}
     title = f"Efficiency of {len(models)} models by context"
-    return _page(title, cost_blocks(rows), source="efficiency.csv and crossovers.csv")
+    return standalone_page(title, cost_blocks(rows), source="efficiency.csv and crossovers.csv")
 
 
 def selection_page(selection: Selection, source: str) -> str:
@@ -58,11 +58,17 @@ def selection_page(selection: Selection, source: str) -> str:
     """
     count, unit = len(selection.units), "head" if selection.head_scores else "layer"
     title = f"{count} softmax {unit}{'' if count == 1 else 's'}, selected by {selection.selector}"
-    return _page(title, selector_blocks(selection, selection.selector), source=source)
+    return standalone_page(title, selector_blocks(selection, selection.selector), source=source)
 
 
-def _page(title: str, blocks: Sequence[Block], *, source: str) -> str:
-    """One HTML file without network requests."""
+def standalone_page(title: str, blocks: Sequence[Block], *, source: str) -> str:
+    """One HTML file without network requests.
+
+    Args:
+        title: heading.
+        blocks: what it shows; its tables hold rows that belong to no report.
+        source: names of the files with all numbers, in the same folder.
+    """
     environment = new_environment()
     body = environment.get_template(BLOCKS.name).render(view=shown(blocks, ALONE))
     return environment.get_template("standalone.html.j2").render(

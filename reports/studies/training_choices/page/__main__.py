@@ -10,9 +10,12 @@ from evalsuite.reports.admission import admit, load_rule
 from evalsuite.reports.studies.training_choices.page.effects_page import write_page
 from evalsuite.reports.studies.training_choices.page.orders_page import write_orders_page
 from evalsuite.reports.studies.training_choices.page.reading import read_study
+from evalsuite.reports.studies.training_choices.page.states_page import write_states_page
 
 NAME = "evalsuite.reports.studies.training_choices.page"
-PAGES = {"effects": write_page, "orders": write_orders_page}
+PAGES = {"effects": write_page, "orders": write_orders_page, "states": write_states_page}
+WITHOUT_AVERAGES = ("states",)
+"""Pages that show each benchmark alone, also those that are not admitted to averages."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -30,21 +33,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--page",
         choices=sorted(PAGES),
         default="effects",
-        help="effects of choices next to the paper's (default), or the order of students with each defect",
+        help="effects of choices next to the paper's (default), the order of students with each defect, "
+        "or percentage right by the size of states",
     )
     parser.add_argument(
-        "--without", nargs="+", default=[], metavar="BENCHMARK", help="admitted benchmarks to leave out"
+        "--without", nargs="+", default=[], metavar="BENCHMARK", help="benchmarks to leave out"
     )
     parser.add_argument("--out", type=Path, required=True, help="folder of the page")
     given = parser.parse_args(arguments)
     try:
         decisions = admit(given.run, None, load_rule(given.rule))
-        admitted = {each.benchmark: each.title for each in decisions if each.is_admitted}
-        if unknown := [name for name in given.without if name not in admitted]:
-            raise ConfigError(f"--without {unknown[0]}: no admitted benchmark{nearest(unknown[0], admitted)}")
-        names = [name for name in admitted if name not in given.without]
+        every = given.page in WITHOUT_AVERAGES
+        shown = {each.benchmark: each.title for each in decisions if every or each.is_admitted}
+        if unknown := [name for name in given.without if name not in shown]:
+            what = "benchmark" if every else "admitted benchmark"
+            raise ConfigError(f"--without {unknown[0]}: no {what}{nearest(unknown[0], shown)}")
+        names = [name for name in shown if name not in given.without]
         refused = {each.title: each.why for each in decisions if not each.is_admitted}
-        refused |= {admitted[name]: "left out by --without" for name in given.without}
+        refused |= {shown[name]: "left out by --without" for name in given.without}
         print(PAGES[given.page](read_study(given.run, given.study, names), given.out, refused))
     except EvalsuiteError as error:
         print(f"{NAME}: {error}", file=sys.stderr)

@@ -12,7 +12,7 @@ from evalsuite.foundation import DataError, read_json, read_jsonl
 from evalsuite.foundation.taxonomy import PROTOCOLS, names_answer
 from evalsuite.reports.records.reading import NO_CONTEXT, read_score_files
 from evalsuite.reports.records.score_files import score_paths
-from evalsuite.reports.run import Benchmark, read_manifest
+from evalsuite.reports.run import Benchmark, Checkpoint, read_manifest
 from evalsuite.reports.studies.training_choices.analysis.decomposition import Responses
 from evalsuite.reports.studies.training_choices.analysis.scores import TEACHER, Axis, StudyRun, StudyScores
 
@@ -35,6 +35,8 @@ class StudyData:
     responses: Mapping[str, Responses]
     """Run name or `TEACHER` → its responses on the documents of `scores`."""
     prompts: tuple[str, ...]
+    checkpoints: Mapping[str, Checkpoint]
+    """Run name or `TEACHER` → what the run folder says of its checkpoint."""
     exposure: Mapping[str, list[dict[str, Any]]]
     """Run name → rows of the admitted benchmarks."""
     gpu_seconds: float
@@ -49,7 +51,7 @@ def read_study(run: Path, folder: Path, benchmarks: Sequence[str]) -> StudyData:
     Args:
         run: run folder with the scores of the teacher and of the students, whose labels are the runs' names.
         folder: output of the study: ``study.json``, ``exposure/``, ``runs.jsonl``.
-        benchmarks: the admitted ones.
+        benchmarks: those that the page shows.
 
     Raises:
         DataError: no teacher, no benchmark or an unknown one, or no documents under both protocols.
@@ -114,6 +116,7 @@ def read_study(run: Path, folder: Path, benchmarks: Sequence[str]) -> StudyData:
         titles={name: both[name].title for name in names},
         responses=responses,
         prompts=tuple(text for name in names for text in _prompts(run, name, cells[name].documents)),
+        checkpoints={labels[each.label]: each for each in plan.checkpoints if each.label in labels},
         exposure={run.name: _exposure(folder, run.name, names) for run in planned if scores.has(run)},
         gpu_seconds=gpu_seconds(jobs),
         reasons={row["name"]: row["error"].strip().splitlines()[-1] for row in jobs if row["error"]},

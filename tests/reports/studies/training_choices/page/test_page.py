@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -14,6 +15,7 @@ from evalsuite.reports.records.reading import read_run_scores
 from evalsuite.reports.studies.training_choices.page.__main__ import main
 from evalsuite.reports.studies.training_choices.page.effects_page import write_page
 from evalsuite.reports.studies.training_choices.page.reading import read_study
+from evalsuite.reports.studies.training_choices.page.states_page import state_bytes
 from tests.reports.conftest import SyntheticBenchmark, SyntheticCheckpoint, make_run
 
 BENCHMARKS = [
@@ -38,6 +40,8 @@ AXES = {
     "layers": {"base": "selected", "arms": ["uniform"], "compared_with": "base", "students": ["hybrid"]},
 }
 MISSING = "hybrid-uniform-seed1"
+STATES = {"ce": 1024, "uniform": 2048, "base": 4096}
+"""Arm → bytes of state of a layer."""
 
 
 def _checkpoint(label: str, levels: tuple[float, float], **options: object) -> SyntheticCheckpoint:
@@ -53,7 +57,9 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         if each["name"] != MISSING:
             endings = {"looped": 0.9} if each["name"] == "kda-ce-seed0" else {"truncated": 0.3}
             levels = LEVELS[str(each["student"]), str(each["arm"])]
-            models.append(_checkpoint(str(each["name"]), levels, bad_endings=endings))
+            taxonomy = {"kda": {"state_bytes": STATES[str(each["arm"])]}}
+            lineage = {"mixers": ["kda", "kda"], "taxonomy": taxonomy}
+            models.append(_checkpoint(str(each["name"]), levels, bad_endings=endings, lineage=lineage))
     run, folder = make_run(tmp_path / "run", BENCHMARKS, models), tmp_path / "study"
     for spec in BENCHMARKS:
         frame = read_run_scores(run, spec.name, "generation").drop_duplicates("doc_id")
@@ -210,6 +216,53 @@ def test_the_page_of_orders_says_what_an_arm_reverses(study: tuple[Path, Path], 
     has_it = {(r["defect"], r["mixer"]): r["published code has it"] for r in _rows(out / "defects.csv")}
     assert (has_it["ce", "`kda`"], has_it["ce", "`hybrid`"], has_it["ce", "mean"]) == ("yes", "no", "–")
     assert f"Missing: `{MISSING}` (OutOfMemory: too large)." in page
+
+
+def test_the_page_of_states_shows_every_benchmark_and_how_many_runs_a_size_has(
+    study: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Under generation the hybrid gains 15 points per doubling; kda has two sizes, too few for a line."""
+    run, folder = study
+    design = json.loads((folder / "study.json").read_text())
+    for name in ("exposure", "runs.jsonl"):
+        (tmp_path / name).symlink_to(folder / name)
+    out = tmp_path / "page"
+    arguments = [str(run), "--study", str(tmp_path), "--out", str(out), "--page", "states"]
+    (tmp_path / "study.json").write_text(json.dumps(design))
+    assert main(arguments) == 64
+    assert "has 2 axes (objective, layers)" in capsys.readouterr().err
+    design["axes"] = {"width": {**AXES["objective"], "arms": ["ce", "uniform"]}}
+    (tmp_path / "study.json").write_text(json.dumps(design))
+    assert main(arguments) == 0
+    slopes = {(r["student"], r["benchmark"], r["protocol"]): r for r in _rows(out / "slopes.csv")}
+    assert {student for student, _, _ in slopes} == {"hybrid"}
+    for title in ("Options", "Needles"):
+        row = slopes["hybrid", title, "generation"]
+        assert (row["runs"], row["as states grow"]) == ("5", "rises")
+        assert _number(row["points per doubling"]) == pytest.approx(15, abs=5)
+    sizes = {(r["student"], r["bytes of state"]): r for r in _rows(out / "sizes.csv")}
+    assert sizes["hybrid", "4,096"]["runs"] == "1 of 2"
+    assert sizes["hybrid", "8,192"]["width"] == "KL"
+    assert {r["bytes of state"] for r in _rows(out / "runs.csv")} == {"", "2048", "4096", "8192"}
+    page = (out / "README.md").read_text()
+    assert f"Missing: `{MISSING}` (OutOfMemory: too large)." in page
+    assert "Options counts in no average: 150 documents have both protocols (at least 500 needed)." in page
+    html = (out / "states.html").read_text()
+    assert "Needles, generation" in html
+    assert "9 of 10 runs" in html
+
+
+@pytest.mark.parametrize(
+    ("lineage", "why"),
+    [({}, "states no bytes of state"), ({"mixers": ["kda", "softmax"]}, "has softmax layers")],
+)
+def test_a_student_without_a_state_of_one_size_is_refused(
+    study: tuple[Path, Path], lineage: dict[str, object], why: str
+) -> None:
+    data = read_study(*study, NAMES)
+    changed = {"kda-ce-seed0": replace(data.checkpoints["kda-ce-seed0"], lineage=lineage)}
+    with pytest.raises(DataError, match=f"kda-ce-seed0: {why}"):
+        state_bytes(replace(data, checkpoints={**data.checkpoints, **changed}))
 
 
 def test_benchmarks_that_are_not_admitted_are_left_out(study: tuple[Path, Path]) -> None:
