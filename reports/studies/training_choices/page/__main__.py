@@ -7,6 +7,7 @@ from pathlib import Path
 from evalsuite.cli.parser import Parser
 from evalsuite.foundation import ConfigError, EvalsuiteError, nearest
 from evalsuite.reports.admission import admit, load_rule
+from evalsuite.reports.studies.training_choices.page.documents import write_documents
 from evalsuite.reports.studies.training_choices.page.effects_page import write_page
 from evalsuite.reports.studies.training_choices.page.orders_page import write_orders_page
 from evalsuite.reports.studies.training_choices.page.reading import read_study
@@ -51,7 +52,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         names = [name for name in shown if name not in given.without]
         refused = {each.title: each.why for each in decisions if not each.is_admitted}
         refused |= {shown[name]: "left out by --without" for name in given.without}
-        print(PAGES[given.page](read_study(given.run, given.study, names), given.out, refused))
+        data = read_study(given.run, given.study, names, is_part=bool(given.without))
+        page = PAGES[given.page](data, given.out, refused)
+        if not data.is_part:
+            write_documents(data, given.out)
+        print(page)
     except EvalsuiteError as error:
         print(f"{NAME}: {error}", file=sys.stderr)
         return 64

@@ -15,7 +15,7 @@ from evalsuite.reports.studies.training_choices.analysis.effects import (
     teacher_leads,
 )
 from evalsuite.reports.studies.training_choices.analysis.scores import BASE
-from evalsuite.reports.studies.training_choices.page.documents import FILE, write_documents
+from evalsuite.reports.studies.training_choices.page.documents import FILE
 from evalsuite.reports.studies.training_choices.page.figure import draw, draw_drops
 from evalsuite.reports.studies.training_choices.page.reading import StudyData
 from evalsuite.reports.studies.training_choices.page.tables import (
@@ -45,7 +45,7 @@ PAPER = (
 
 
 def write_page(data: StudyData, out: Path, refused: Mapping[str, str] = MappingProxyType({})) -> Path:
-    """Write ``README.md``, a CSV file per table, ``documents.parquet`` and two figures; return the page.
+    """Write ``README.md``, a CSV file per table and two figures; return the page.
 
     Args:
         refused: title of a benchmark that is not admitted → why.
@@ -68,7 +68,6 @@ def write_page(data: StudyData, out: Path, refused: Mapping[str, str] = MappingP
     }
     for table in tables.values():
         write_csv(table, out)
-    write_documents(data, out)
     write_text(out / "drops.svg", draw_drops(base_drops(data)))
     if found:
         write_text(out / "effects.svg", draw(found))
@@ -163,8 +162,9 @@ def _page(data: StudyData, tables: Mapping[str, Table], refused: Mapping[str, st
 def runs_section(data: StudyData) -> str:
     """Return the list of what was trained, collapsed, failed or is missing."""
     scores = data.scores
+    documents = f"`{FILE}` of the page of all benchmarks" if data.is_part else f"[`{FILE}`]({FILE})"
     lines = [
-        f"- Scores of every run: [`runs.csv`](runs.csv); on every document: [`{FILE}`]({FILE}).",
+        f"- Scores of every run: [`runs.csv`](runs.csv); on every document: {documents}.",
         f"- GPU time of all jobs that ended: {data.gpu_seconds / 60:.0f} minutes.",
     ]
     names = ", ".join(f"`{run.name}`" for run in collapsed_runs(data)) or "none"

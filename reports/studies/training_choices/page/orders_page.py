@@ -8,7 +8,6 @@ from evalsuite.foundation import write_text
 from evalsuite.foundation.taxonomy import PROTOCOL_TITLES, PROTOCOLS
 from evalsuite.reports.studies.training_choices.analysis.effects import Effect, effects
 from evalsuite.reports.studies.training_choices.analysis.orders import PairOrder, pair_orders
-from evalsuite.reports.studies.training_choices.page.documents import write_documents
 from evalsuite.reports.studies.training_choices.page.effects_page import runs_section, write_csv
 from evalsuite.reports.studies.training_choices.page.figure import draw
 from evalsuite.reports.studies.training_choices.page.reading import StudyData
@@ -24,7 +23,7 @@ READINGS = {"all": "in every mixer", "published": "where published"}
 
 
 def write_orders_page(data: StudyData, out: Path, refused: Mapping[str, str] = MappingProxyType({})) -> Path:
-    """Write ``README.md``, a CSV file per table, ``documents.parquet`` and ``effects.svg``; return the page.
+    """Write ``README.md``, a CSV file per table and ``effects.svg``; return the page.
 
     Args:
         refused: title of a benchmark that is not admitted → why.
@@ -43,7 +42,6 @@ def write_orders_page(data: StudyData, out: Path, refused: Mapping[str, str] = M
     }
     for table in tables.values():
         write_csv(table, out)
-    write_documents(data, out)
     write_text(out / "effects.svg", draw(found))
     page = out / "README.md"
     write_text(page, _page(data, tables, pairs, refused))

@@ -43,9 +43,11 @@ class StudyData:
     """Time in which a GPU had a job of the study, summed over GPUs."""
     reasons: Mapping[str, str]
     """Run → why it failed last."""
+    is_part: bool = False
+    """Whether another page has these benchmarks and more of the same runs."""
 
 
-def read_study(run: Path, folder: Path, benchmarks: Sequence[str]) -> StudyData:
+def read_study(run: Path, folder: Path, benchmarks: Sequence[str], *, is_part: bool = False) -> StudyData:
     """Read a study.
 
     Args:
@@ -120,6 +122,7 @@ def read_study(run: Path, folder: Path, benchmarks: Sequence[str]) -> StudyData:
         exposure={run.name: _exposure(folder, run.name, names) for run in planned if scores.has(run)},
         gpu_seconds=gpu_seconds(jobs),
         reasons={row["name"]: row["error"].strip().splitlines()[-1] for row in jobs if row["error"]},
+        is_part=is_part,
     )
 
 

@@ -18,7 +18,6 @@ from evalsuite.reports.figures.plots import Axis, Curve, Point, curves
 from evalsuite.reports.page.standalone import standalone_page
 from evalsuite.reports.studies.training_choices.analysis.scores import BASE, TEACHER
 from evalsuite.reports.studies.training_choices.analysis.states import END, StateSlope, state_slopes
-from evalsuite.reports.studies.training_choices.page.documents import write_documents
 from evalsuite.reports.studies.training_choices.page.effects_page import runs_section, write_csv
 from evalsuite.reports.studies.training_choices.page.reading import StudyData
 from evalsuite.reports.studies.training_choices.page.tables import (
@@ -37,7 +36,7 @@ STATE = (
 
 
 def write_states_page(data: StudyData, out: Path, refused: Mapping[str, str] = MappingProxyType({})) -> Path:
-    """Write ``README.md``, ``states.html``, a CSV file per table and ``documents.parquet``; return the page.
+    """Write ``README.md``, ``states.html`` and a CSV file per table; return the page.
 
     Args:
         refused: title of a benchmark that is not admitted to averages → why.
@@ -64,7 +63,6 @@ def write_states_page(data: StudyData, out: Path, refused: Mapping[str, str] = M
     }
     for table in tables.values():
         write_csv(table, out)
-    write_documents(data, out)
     write_text(out / CHARTS, _charts(data, tables, slopes, notes))
     page = out / "README.md"
     write_text(page, _page(data, tables, slopes, notes))

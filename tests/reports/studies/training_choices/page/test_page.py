@@ -13,6 +13,7 @@ import pytest
 from evalsuite.foundation import DataError
 from evalsuite.reports.records.reading import read_run_scores
 from evalsuite.reports.studies.training_choices.page.__main__ import main
+from evalsuite.reports.studies.training_choices.page.documents import write_documents
 from evalsuite.reports.studies.training_choices.page.effects_page import write_page
 from evalsuite.reports.studies.training_choices.page.reading import read_study
 from evalsuite.reports.studies.training_choices.page.states_page import state_bytes
@@ -166,7 +167,9 @@ def test_the_parts_of_the_gap_add_up_on_the_page(study: tuple[Path, Path], tmp_p
 def test_drops_can_be_recomputed_from_the_scores_of_documents(
     study: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    write_page(read_study(*study, NAMES), tmp_path)
+    data = read_study(*study, NAMES)
+    write_page(data, tmp_path)
+    write_documents(data, tmp_path)
     frame = pd.read_parquet(tmp_path / "documents.parquet")
     assert len(frame) == 270
     assert frame.groupby("benchmark", sort=False)["context"].unique().map(sorted).to_dict() == {
@@ -300,6 +303,7 @@ def test_a_benchmark_can_be_left_out_of_the_page(
     page = (tmp_path / "page" / "README.md").read_text()
     assert "150 documents of 1 benchmarks" in page
     assert "- Not counted: Needles: left out by --without." in page
+    assert "`documents.parquet` of the page of all benchmarks" in page
     assert main([*options, "--without", "needle"]) == 64
     assert "--without needle: no admitted benchmark; did you mean 'needles'?" in capsys.readouterr().err
 
