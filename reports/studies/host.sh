@@ -2,7 +2,8 @@
 # Runs a packed study (pack.sh) on a bare host, where a call is short and a process of its own session goes on:
 #
 #     host.sh unpack PART …       in a checkout: first part 0, then each other part, as they arrive
-#     host.sh start COMMAND …     run a command in the folder of what was packed, in the background; the checkout is code/
+#     host.sh start COMMAND …     run a command in the folder of what was packed, in the background; the checkout is code/; with MPS=1
+#                                 its processes share a GPU through CUDA's Multi-Process Service instead of taking turns
 #     host.sh poll SECONDS        wait for the end or so long; copy out/ without checkpoints, and logs, to $OUT
 #     host.sh fetch PATH …        copy files and folders to $OUT: a teacher, or cache, Triton's tuned kernels
 #
@@ -44,6 +45,11 @@ case $1 in
       tar -xJf triton.tar.xz -C triton
     fi
     python3 -c "import torch, triton, transformers; print(torch.__version__, triton.__version__, transformers.__version__, torch.cuda.device_count())"
+    if [ "${MPS:-0}" = 1 ]; then
+      export CUDA_MPS_PIPE_DIRECTORY=/tmp/mps CUDA_MPS_LOG_DIRECTORY=/tmp/mps
+      mkdir -p /tmp/mps
+      nvidia-cuda-mps-control -d
+    fi
     # shellcheck disable=SC2016
     setsid nohup bash -c '"$@"; echo exit code $? > finished' start "$@" >> study.log 2>&1 < /dev/null &
     sleep 20

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import torch
 from torch import Tensor
@@ -29,6 +29,9 @@ from evalsuite.models.ops.recurrence import Erase, RecurrenceInputs, compute_rec
 from evalsuite.models.ops.recurrence.chunked import chunked
 from evalsuite.models.ops.recurrence.inputs import DecayShape
 
+if TYPE_CHECKING:
+    import pytest
+
 Op = Callable[[RecurrenceInputs], tuple[Tensor, Tensor]]
 
 HEADS = 9
@@ -37,6 +40,12 @@ LENGTHS = (2048, 512, 64, 63)
 SETTINGS = ((torch.bfloat16, 32), (torch.bfloat16, 64), (torch.bfloat16, 128), (torch.float32, 64))
 MAX_ERROR = {torch.bfloat16: 1e-2, torch.float32: 1e-3}
 """Largest relative error."""
+
+
+def exact_float32(monkeypatch: "pytest.MonkeyPatch") -> None:
+    """Compute float32 products without TF32 in a test, in Triton's kernels and in torch."""
+    monkeypatch.setenv("TRITON_F32_DEFAULT", "ieee")
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
 
 
 def inputs_of(read: Tensor | None = None, along: Tensor | None = None, **others: Any) -> RecurrenceInputs:

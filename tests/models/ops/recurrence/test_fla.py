@@ -6,7 +6,14 @@ import torch
 from evalsuite.models.ops.dispatch import KernelPolicy, kernel_policy
 from evalsuite.models.ops.recurrence import last_kernels
 from evalsuite.models.ops.short_conv import short_convolutions
-from tests.parity.kernel_accuracy import MAX_ERROR, SETTINGS, kernels_for, max_errors, recurrence
+from tests.parity.kernel_accuracy import (
+    MAX_ERROR,
+    SETTINGS,
+    exact_float32,
+    kernels_for,
+    max_errors,
+    recurrence,
+)
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(1200)]
 if not torch.cuda.is_available():
@@ -21,9 +28,7 @@ CASES = [(decay, delta) for decay in ("none", "head", "scalar", "channel") for d
 def test_fla_matches_torch(
     monkeypatch: pytest.MonkeyPatch, decay: str, delta: bool, dtype: torch.dtype, width: int
 ) -> None:
-    if dtype == torch.float32:
-        monkeypatch.setenv("TRITON_F32_DEFAULT", "ieee")
-        monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+    exact_float32(monkeypatch)
     for kernel in kernels_for(decay, delta, dtype):
         worst = max_errors(kernel, decay, delta, dtype=dtype, width=width)
         assert max(worst.values()) <= MAX_ERROR[dtype], (kernel.name, worst)

@@ -14,7 +14,7 @@ from torch import Tensor
 from evalsuite.models.ops.recurrence import RecurrenceInputs
 from evalsuite.models.ops.recurrence.fla_backend import broadcast_decay
 from evalsuite.models.ops.recurrence.inputs import DecayShape
-from tests.parity.kernel_accuracy import MAX_ERROR, draw_case, relative_errors
+from tests.parity.kernel_accuracy import MAX_ERROR, draw_case, exact_float32, relative_errors
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(1200)]
 if not torch.cuda.is_available():
@@ -55,7 +55,7 @@ def test_dplr_matches_torch(
     length: int,
     packed: bool,
 ) -> None:
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+    exact_float32(monkeypatch)
     draw = partial(draw_case, decay, rule, dtype=dtype, width=64)
     errors = relative_errors(dplr, *draw(length=length, packed=packed, device="cuda"))
     assert max(errors.values()) <= MAX_ERROR[dtype], errors
