@@ -117,7 +117,7 @@ def describe_checkpoints(
             text_tokenizer=info.tokenizer,
             positions=max_positions(info.config),
             parameters=info.parameters,
-            lineage={**info.lineage, **_taxonomy(info.config)},
+            lineage={**info.lineage, **_layers(info.config)},
             config=info.config,
             training=info.training,
         )
@@ -201,14 +201,16 @@ def unique_labels(paths: Sequence[str]) -> list[str]:
     return labels
 
 
-def _taxonomy(config: Any) -> dict[str, Any]:
-    """Place of a student's mixers in the taxonomy, which reports cannot read from its layers; else empty."""
+def _layers(config: Any) -> dict[str, Any]:
+    """What reports cannot read from a student's layers: the place of its mixers in the taxonomy, and bytes of
+    its states. Empty for other models."""
     from evalsuite.models.decoder.config import StudentConfig
-    from evalsuite.models.decoder.taxonomy import taxonomies
+    from evalsuite.models.decoder.taxonomy import state_bytes, taxonomies
 
     if not isinstance(config, StudentConfig):
         return {}
-    return {"taxonomy": {name: asdict(place) for name, place in taxonomies(config).items()}}
+    places = {name: asdict(place) for name, place in taxonomies(config).items()}
+    return {"taxonomy": places, "state_bytes": state_bytes(config)}
 
 
 def tokenizer_id(tokenizer: Any) -> str:

@@ -63,6 +63,11 @@ class CacheSize:
         """Recurrent and convolution states, independent of the length."""
         return sum(each.state_bytes(self.dtype) for each in self.layers)
 
+    @property
+    def bounded(self) -> int:
+        """What does not grow with the length: states, and the keys and values of full windows."""
+        return self.at(_LONG) - self.per_token * _LONG
+
     def at(self, tokens: int) -> int:
         """Cache size in bytes after `tokens` tokens."""
         return sum(each.bytes(tokens, self.dtype) for each in self.layers)
@@ -232,6 +237,8 @@ class ModelCost:
 
 
 _COSTS: dict[str, ModelCost] = {}
+_LONG = 2**40
+"""Tokens that fill any window."""
 
 
 def build_on_meta(config: PreTrainedConfig, dtype: torch.dtype | None = None) -> PreTrainedModel:

@@ -54,6 +54,8 @@ class Lineage:
     """Mixer → its name in text."""
     taxonomy: Mapping[str, Mapping[str, Any]]
     """Mixer → its update, decay, granularity and state_bytes of a layer, in runs that state them."""
+    state_bytes: int | None
+    """Bytes of all layers' caches that do not grow with the context; None in runs that do not state them."""
     softmax_heads: Mapping[int, tuple[int, ...]]
     """Recurrent layer → its query heads that stay softmax, both counted from 0."""
     windows: Mapping[str, int]
@@ -85,14 +87,6 @@ class Lineage:
     def main_taxonomy(self) -> Mapping[str, Any]:
         """Of the mixer of most layers that are not softmax; empty if unknown."""
         return self.taxonomy.get(self.main_mixer or "", {})
-
-    @property
-    def state_bytes(self) -> int | None:
-        """Bytes of all layers' caches that do not grow with the context; None if unknown."""
-        if self.softmax_heads:
-            return None  # Their layers keep a part of the states, of which the run says nothing.
-        sizes = [_whole(self.taxonomy.get(mixer, {}).get("state_bytes")) for mixer in self.mixers]
-        return sum(size or 0 for size in sizes) if sizes and None not in sizes else None
 
     @property
     def softmax_layers(self) -> tuple[int, ...]:
@@ -164,6 +158,7 @@ def lineage_of(checkpoint: Checkpoint) -> Lineage:
         mixers=_names(raw.get("mixers")),
         titles=TITLES_OF_OLD_LINEAGES | _titles(raw.get("mixer_titles")),
         taxonomy=_taxonomy(raw.get("taxonomy")),
+        state_bytes=_whole(raw.get("state_bytes")),
         softmax_heads=_heads(raw.get("softmax_heads")),
         windows=_windows(raw.get("windows")),
         stages=stages,

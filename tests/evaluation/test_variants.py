@@ -46,6 +46,7 @@ def test_variants_share_nothing_and_have_distances(student: Path, tmp_path: Path
     variant = lineage_of(labels["gla (int8 weights, int8 state)"])
     assert variant.variant_of == f"gla {labels['gla'].weights_id} with int8 weights, int8 state"
     assert lineage_of(labels["gla"]).taxonomy["gla"]["update"] == "additive"
+    assert lineage_of(labels["gla"]).state_bytes
     assert not lineage_of(labels["pocket"]).taxonomy
     # No further run of the recipe, over which replicates would be averaged.
     assert variant.recipe is None

@@ -10,8 +10,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from evalsuite.models import MIXERS, build_student
-from evalsuite.models.decoder.cache import StudentCache
-from evalsuite.models.decoder.taxonomy import taxonomies, taxonomy
+from evalsuite.models.decoder.cache import StudentCache, cached_tensors
+from evalsuite.models.decoder.taxonomy import state_bytes, taxonomies, taxonomy
 from evalsuite.models.mixers import RecurrentMixer
 from evalsuite.models.ops.recurrence import Erase, RecurrenceInputs, recurrence_matrix
 from tests.models.decoder.test_cost import cache_bytes
@@ -112,3 +112,18 @@ def test_a_student_has_a_place_for_each_of_its_mixers(make_teacher: Make) -> Non
         "softmax": taxonomy("softmax", teacher.config),
     }
     assert found["gla"].state_bytes > taxonomy("gla", teacher.config).state_bytes
+
+
+@torch.no_grad()
+def test_bytes_of_a_student_are_those_of_its_cache(make_teacher: Make) -> None:
+    """Of its own layers: softmax heads leave a part of a state, with keys and values that grow."""
+    options = {"sliding_window": {"window": 4}}
+    mixers, heads = ["kda", "kda", "sliding_window", "softmax"], {1: [0]}
+    student = build_student(make_teacher(layers=4).bfloat16(), mixers, options=options, softmax_heads=heads)
+    short, long = (
+        sum(each.nbytes for each in cached_tensors(output.past_key_values) if each.is_floating_point())
+        for output in (student(torch.ones(1, length, dtype=torch.long), use_cache=True) for length in (9, 12))
+    )
+    found, places = state_bytes(student.config), taxonomies(student.config)
+    assert found == short - 9 * (long - short) / 3
+    assert found < sum(places[name].state_bytes for name in mixers)

@@ -61,15 +61,15 @@ def test_a_lineage_states_the_titles_of_its_mixers():
 
 
 def test_a_lineage_states_the_place_of_its_mixers_in_the_taxonomy():
-    """The state is that of all layers; the rest is that of the recurrent mixer."""
+    """The state is that of all layers, as it was counted; the rest is that of the recurrent mixer."""
     places = {
         "kda": {"update": "delta", "decay": "input-dependent", "granularity": "channel", "state_bytes": 100},
         "softmax": {"update": "attention", "decay": None, "granularity": None, "state_bytes": 0},
     }
-    hybrid = lineage_of(plan(mixers=["kda", "softmax", "kda"], taxonomy=places))
+    stated = {"mixers": ["kda", "softmax", "kda"], "taxonomy": places}
+    hybrid = lineage_of(plan(**stated, softmax_heads={"0": [1]}, state_bytes=150))
     assert hybrid.main_taxonomy == places["kda"]
-    assert hybrid.state_bytes == 200
-    old = lineage_of(plan(mixers=["kda", "gla"], taxonomy={"kda": places["kda"]}))
-    assert old.state_bytes is None
-    unknown = lineage_of(plan(mixers=["kda"], taxonomy={"kda": "delta"}))
+    assert hybrid.state_bytes == 150
+    assert lineage_of(plan(**stated)).state_bytes is None
+    unknown = lineage_of(plan(mixers=["kda"], taxonomy={"kda": "delta"}, state_bytes="many"))
     assert (unknown.main_taxonomy, unknown.state_bytes) == ({}, None)
