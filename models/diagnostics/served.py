@@ -161,7 +161,8 @@ def run_served_passes(
 
     All at once, again, and one by one in reverse order are compared with the evaluated model; among other
     documents with the engine's responses to one at a time, so that nothing but the load differs. Of an engine
-    that can generate only, greedy responses alone are compared.
+    that can generate only, greedy responses alone are compared. Responses are generated before continuations
+    are scored, whose contexts would warm the caches.
 
     Args:
         evaluated: what is compared with.
@@ -171,34 +172,29 @@ def run_served_passes(
     Raises:
         DataError: a request fails in the engine.
     """
-    prompts, passes = evaluated.prompts, []
-    unscored = _why_unscored(engine, evaluated.requests[0])
-    requests = [] if unscored else evaluated.requests
+    prompts, requests, passes = evaluated.prompts, evaluated.requests, list[ServedPass]()
+    unscored = None
     for name, how, order in (
         (engine.name, f"the engine {engine.name} instead of the in-process one", _at_once),
         (f"{engine.name} again", f"{engine.name}, after it has seen the same requests", _at_once),
         (f"{engine.name} alone", f"{engine.name}, one request at a time, the last first", _alone),
     ):
-        found = Answers(order(engine.score, requests), order(engine.generate, prompts))
+        generated, scored = order(engine.generate, prompts), {}
+        try:
+            scored = order(engine.score, requests)
+        except NoScoresError as error:
+            if passes:
+                raise  # It has scored the same requests before.
+            requests, unscored = [], str(error)
+        found = Answers(scored, generated)
         passes.append(compare_answers(name, how, evaluated, evaluated.answers, found, unscored))
     name = f"{engine.name} under load"
     if not load:
         return [*passes, ServedPass(name, "", skipped="the data has no other documents")]
-    loaded = Answers(
-        _among(engine.score, requests, load),
-        _among(engine.generate, prompts, greedy_prompts(load)),
-    )
+    generated = _among(engine.generate, prompts, greedy_prompts(load))
+    loaded = Answers(_among(engine.score, requests, load), generated)
     how = f"{engine.name} with {len(load)} other documents in flight, compared with one request at a time"
     return [*passes, compare_answers(name, how, evaluated, found, loaded, unscored)]
-
-
-def _why_unscored(engine: Engine, request: ScoreRequest) -> str | None:
-    """Why the engine can generate only; None if it scores."""
-    try:
-        list(engine.score([request]))
-    except NoScoresError as error:
-        return str(error)
-    return None
 
 
 def compare_answers(

@@ -164,14 +164,14 @@ def replaced(body: dict[str, Any], choice: dict[str, Any], server: Server, draw:
 
 
 def flips_when_warm(server: Server, rate: float, draw: random.Random) -> Callable[[Any, Any], None]:
-    """A prefix cache that changes greedy responses to prompts it has seen."""
-    seen = set()
+    """A prefix cache that changes greedy responses to prompts it has seen, whatever they were sent for."""
+    seen: set[tuple[int, ...]] = set()
 
     def alter(body: dict[str, Any], choice: dict[str, Any]) -> None:
         prompt = tuple(body["prompt"])
         if "echo" not in body and prompt in seen and draw.random() < rate:
             replaced(body, choice, server, draw)
-        seen.add(prompt if "echo" not in body else None)
+        seen.update(prompt[:length] for length in range(1, len(prompt) + 1))
 
     return alter
 
@@ -191,6 +191,18 @@ def test_a_server_that_flips_warm_answers_is_found(
         assert (
             f"{len(found[1]['flipped_texts'])} responses flip only when the caches are warm" in verdict.text
         )
+
+
+@pytest.mark.parametrize("scores", [True, False])
+def test_no_request_precedes_those_of_the_cold_pass(
+    host: SimpleNamespace, server: Server, scores: bool
+) -> None:
+    server.scores = scores
+    before = len(server.bodies)
+    examine(host)
+    cold = server.bodies[before:][:DOCUMENTS]
+    assert not any("echo" in body for body in cold)
+    assert {tuple(body["prompt"]) for body in cold} == {each.context for each in host.evaluated.requests}
 
 
 def test_a_server_that_mixes_up_requests_under_load_is_found_by_that_row_alone(
