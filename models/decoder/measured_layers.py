@@ -13,6 +13,9 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 from transformers import PreTrainedModel
 
 from evalsuite.models.decoder.cache import CACHES, cached_tensors, returned_cache
@@ -53,13 +56,62 @@ def measure_layers(model: PreTrainedModel) -> list[MeasuredLayer]:
     ]
 
 
+def weights_in_products(model: PreTrainedModel) -> dict[str, int]:
+    """Weights of each parameter that is a factor of matrix products or convolutions, once per product.
+
+    What its module does with a parameter decides, not its name or shape: embeddings that are looked up and
+    decay rates of a recurrence are in no product, and shared weights are in several.
+
+    Args:
+        model: on the meta device.
+
+    Raises:
+        Exception: as `measure_layers`.
+    """
+    with _no_warnings(), torch.no_grad(), _Products(model) as products:
+        _forward(model, LENGTHS[0])
+    return products.weights
+
+
+class _Products(TorchDispatchMode):
+    """Counts the weights that matrix products and convolutions read."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.weights: dict[str, int] = {}
+        # Views share the storage. A weak reference holds its address, which a later tensor would get else.
+        self.names = {StorageWeakRef(each.untyped_storage()): name for name, each in model.named_parameters()}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output, kind = func(*args, **(kwargs or {})), func.overloadpacket
+        if kind is torch.ops.aten._to_copy and (name := self._name(args[0])):
+            self.names[StorageWeakRef(output.untyped_storage())] = name
+        elif kind in flop_registry or "grouped_mm" in func.name():
+            first = int(kind in _ADDING)
+            for factor in args[first : first + 2]:
+                if name := self._name(factor):
+                    self.weights[name] = self.weights.get(name, 0) + factor.numel()
+        return output
+
+    def _name(self, tensor: torch.Tensor) -> str | None:
+        return self.names.get(StorageWeakRef(tensor.untyped_storage()))
+
+
+_ADDING = (torch.ops.aten.addmm, torch.ops.aten.baddbmm)
+"""Products whose first argument is added to them."""
+
+
 def _cached_layers(model: PreTrainedModel, length: int) -> list[Any]:
     """The cache of each layer after `length` tokens; all of it as one if it is not by layer."""
-    output = model(input_ids=torch.zeros(1, length, dtype=torch.long, device=model.device), use_cache=True)
+    output = _forward(model, length)
     if not (found := returned_cache(output)):
         raise ValueError("its forward pass returns no cache")
     (cache,) = found.values()
     return list(getattr(cache, "layers", None) or [cache])
+
+
+def _forward(model: PreTrainedModel, length: int) -> Any:
+    return model(input_ids=torch.zeros(1, length, dtype=torch.long, device=model.device), use_cache=True)
 
 
 def _spec(short: Any, long: Any) -> CacheSpec:
