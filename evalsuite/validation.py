@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from evalsuite.config import RunConfig, read_run_config
 from evalsuite.distill.recipe.recipe import Recipe, load_recipe
-from evalsuite.foundation import ConfigError
+from evalsuite.foundation import ConfigError, counted
 from evalsuite.foundation.strict_yaml import read_yaml
 from evalsuite.foundation.taxonomy import PROTOCOLS
 from evalsuite.reports.admission import AdmissionRule, load_rule
@@ -102,7 +102,7 @@ def _questions(benchmark: Benchmark) -> str:
     with_choices = f"with {min(choices)} to {max(choices)} choices" if choices else "with answers"
     if len(choices) == 1:
         with_choices = f"with {next(iter(choices))} choices"
-    return f"{len(documents):,} questions {with_choices}, {_protocols(benchmark)}"
+    return f"{counted(len(documents), 'question')} {with_choices}, {_protocols(benchmark)}"
 
 
 def _protocols(benchmark: Benchmark) -> str:
@@ -117,15 +117,15 @@ def _suite(path: Path) -> str:
             _questions(benchmark)
     protocols = Counter(protocol for entry, _ in entries for protocol in entry.protocols)
     counts = ", ".join(f"{protocols[name]} under {name}" for name in PROTOCOLS if protocols[name])
-    return f"{len(entries)} benchmarks ({counts})"
+    return f"{counted(len(entries), 'benchmark')} ({counts})"
 
 
 def _recipe(path: Path) -> str:
     recipe = load_recipe(path)
     for name in recipe.variants:
         load_recipe(f"{path}:{name}")
-    variants = f", {len(recipe.variants)} variants" if recipe.variants else ""
-    return f"{len(recipe.stages)} stages{variants}"
+    variants = f", {counted(len(recipe.variants), 'variant')}" if recipe.variants else ""
+    return counted(len(recipe.stages), "stage") + variants
 
 
 def _policy(path: Path) -> str:
@@ -133,7 +133,7 @@ def _policy(path: Path) -> str:
     for number, rule in enumerate(rules):
         if rule.baseline and not Path(rule.baseline).exists():
             raise ConfigError(f"{path}: 'rules.{number}.baseline' = '{rule.baseline}': no such run folder")
-    return f"{len(rules)} rules"
+    return counted(len(rules), "rule")
 
 
 def _run(path: Path) -> str:
@@ -141,12 +141,12 @@ def _run(path: Path) -> str:
     if config.suite is None:
         return "a run without its suite"
     suite = load_suite(config.suite)
-    return f"suite {suite.name}, {len(config.checkpoints)} checkpoints"
+    return f"suite {suite.name}, {counted(len(config.checkpoints), 'checkpoint')}"
 
 
 def _rule(path: Path) -> str:
     rule = load_rule(path)
-    return f"at least {rule.min_documents:,} documents"
+    return f"at least {counted(rule.min_documents, 'document')}"
 
 
 def _keys(kind: Any) -> frozenset[str]:

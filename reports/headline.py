@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from evalsuite.foundation import counted
 from evalsuite.foundation.taxonomy import PROTOCOLS
 from evalsuite.reports.analysis.rows import AverageRow, GapRow
 from evalsuite.reports.analysis.scopes import ALL, INFORMATIVE
@@ -178,7 +179,7 @@ def _best_incomplete(report: Report) -> str:
     clauses = []
     for row in best:
         planned = len({*row.benchmarks, *row.missing})
-        part = f" over {len(row.benchmarks)} of {planned} benchmarks" if row.missing else ""
+        part = f" over {len(row.benchmarks)} of {counted(planned, 'benchmark')}" if row.missing else ""
         protocol = PROTOCOL_TITLES[row.protocol]
         clauses.append(f"{percent(row.recovery.point)} % of its teacher under {protocol}{part}")
     label = report.checkpoints[best[0].checkpoint].label
@@ -186,7 +187,7 @@ def _best_incomplete(report: Report) -> str:
 
 
 def _without_recovery(report: Report) -> str:
-    checkpoints = f"{len(report.checkpoints)} checkpoint{'s' if len(report.checkpoints) != 1 else ''}"
+    checkpoints = counted(len(report.checkpoints), "checkpoint")
     if not report.teachers:
         return f"Scores of {checkpoints}; without a teacher there is no recovery."
     if not report.students():

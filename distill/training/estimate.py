@@ -29,7 +29,7 @@ from evalsuite.distill.training.builders import (
 )
 from evalsuite.distill.training.loop import TrainingError
 from evalsuite.distill.training.placement import is_sharded
-from evalsuite.foundation import ConfigError, nearest
+from evalsuite.foundation import ConfigError, counted, nearest
 from evalsuite.foundation.strict_yaml import read_yaml
 from evalsuite.models.decoder.cost import PEAK_FLOPS, ModelCost, count
 
@@ -107,7 +107,9 @@ class Estimate:
 def summary(estimates: Sequence[tuple[str, Estimate]]) -> str:
     """Format the costs of a recipe and its variants, with their names, as a table with one line each."""
     flops, seconds = (sum(getattr(each, of) for _, each in estimates) for of in ("flops", "seconds"))
-    title = f"{len(estimates)} runs on {estimates[0][1].device}: {flops:.1e} FLOPs, {_time(seconds)}"
+    title = (
+        f"{counted(len(estimates), 'run')} on {estimates[0][1].device}: {flops:.1e} FLOPs, {_time(seconds)}"
+    )
     lines = [(name, ", ".join(each.labels), each) for name, each in estimates]
     return _table(title, ("variant", "students"), lines)
 

@@ -16,7 +16,7 @@ from typing import Any
 from evalsuite.distill.recipe import NON_HASHED_FIELDS, Recipe, write_recipe
 from evalsuite.distill.training.checkpoint import LATEST, latest_number, read_progress, state_path
 from evalsuite.distill.training.metrics import METRICS
-from evalsuite.foundation import ConfigError, RunFolderError, is_temporary, write_json, write_text
+from evalsuite.foundation import ConfigError, RunFolderError, counted, is_temporary, write_json, write_text
 from evalsuite.foundation.strict import parse
 from evalsuite.foundation.strict_yaml import read_yaml
 
@@ -129,7 +129,7 @@ def _check_same_start(source: Path, recipe: Recipe, begun: int) -> None:
     if begun > len(recipe.stages):
         raise RunFolderError(
             f"{source}: has begun stage '{other.stages[begun - 1].name}', and recipe '{recipe.name}' has "
-            f"{len(recipe.stages)} stages"
+            f"{counted(len(recipe.stages), 'stage')}"
         )
     start = recipe.model_copy(update={"stages": recipe.stages[:begun]})
     other = other.model_copy(update={"stages": other.stages[:begun], "name": recipe.name})

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from evalsuite.foundation import DataError, MissingDependencyError, progress
+from evalsuite.foundation import DataError, MissingDependencyError, counted, progress
 from evalsuite.foundation.registry import plugin_origin
 from evalsuite.tasks.benchmark import BENCHMARKS, Benchmark, all_benchmarks, known_benchmarks
 from evalsuite.tasks.sources.assets import find_asset
@@ -97,7 +97,7 @@ def suites(data: Path | str | None) -> tuple[Sequence[str], Rows, list[str]]:
         known = sum(size for size in sizes if size is not None)
         documents = f"{known:,}" + ("" if None not in sizes else " or more")
         temperature = suite.sampling.temperature
-        how = f"t {temperature:g}, {len(suite.seeds)} seeds" if temperature else "greedy"
+        how = f"t {temperature:g}, {counted(len(suite.seeds), 'seed')}" if temperature else "greedy"
         rows.append((name, suite.title, str(len(pairs)), documents, how))
         missing = [b.name for _, b in pairs if b.subject_sources and count and count[b.name] is None]
         if missing:

@@ -12,7 +12,7 @@ from evalsuite.evaluation.inference.engines import resolve_device
 from evalsuite.evaluation.inference.worker import token_cost
 from evalsuite.evaluation.plan import count_documents, make_manifest, resolve_suite
 from evalsuite.evaluation.run_paths import cell_documents
-from evalsuite.foundation import ConfigError
+from evalsuite.foundation import ConfigError, counted
 from evalsuite.models.engines import engine_type
 from evalsuite.models.inference.batch_limits import min_tokens_saved
 from evalsuite.models.inference.registry import EngineSettings
@@ -57,7 +57,8 @@ class Estimate:
         lines.append(f"{'each checkpoint':39} {documents:12,} {requests:12,} {prompt:12,} {generated:12,}")
         work = 2 * self.parameters * (prompt + generated)
         requests = self.checkpoints * requests - self.unread_requests
-        lines.append(f"{self.checkpoints} checkpoints: {requests:,} requests, at most {work:.2g} FLOP")
+        checkpoints = counted(self.checkpoints, "checkpoint")
+        lines.append(f"{checkpoints}: {counted(requests, 'request')}, at most {work:.2g} FLOP")
         lines += [self.time] if self.time else []
         return "\n".join([*lines, *coverage_notices(self.partial, self.left_out, self.unread)])
 

@@ -3,6 +3,7 @@
 Errors with exit codes, atomic files, content hashes, strict YAML and the progress bar.
 """
 
+from evalsuite.foundation.counts import counted
 from evalsuite.foundation.errors import (
     CheckpointError,
     ConfigError,
@@ -38,6 +39,7 @@ __all__ = [
     "append_jsonl",
     "canonical_json",
     "content_hash",
+    "counted",
     "file_hash",
     "is_temporary",
     "locked",

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from evalsuite.foundation import CheckpointError, printable
+from evalsuite.foundation import CheckpointError, counted, printable
 from evalsuite.models.checkpoints.config import STUDENT_TYPE
 from evalsuite.models.checkpoints.load import CheckpointInfo, describe_checkpoint
 from evalsuite.models.checkpoints.safetensors_index import stored_tensors
@@ -22,7 +22,7 @@ def describe(path: str | Path) -> str:
     info = describe_checkpoint(path, with_tokenizer=False, variants=True)
     try:
         cost = ModelCost.of(info.config)
-        counted = {
+        texts = {
             "parameters": _parameters(cost),
             "layers": _mixers_by_layer(cost),
             "cache": _cache(cost),
@@ -41,9 +41,9 @@ def describe(path: str | Path) -> str:
         info.label,
         f"  path        {info.path}",
         f"  weights_id  {info.weights_id}",
-        f"  model       {model} teacher, {cost.config.num_hidden_layers} layers",
+        f"  model       {model} teacher, {counted(cost.config.num_hidden_layers, 'layer')}",
         f"  vocabulary  {cost.config.vocab_size:,} embeddings, {info.tokens:,} tokens",
-        *(f"  {name:<12}{text}" for name, text in counted.items()),
+        *(f"  {name:<12}{text}" for name, text in texts.items()),
     ]
     if info.lineage:
         lines += ["  lineage", *(f"    {name}: {_shorten(value)}" for name, value in info.lineage.items())]

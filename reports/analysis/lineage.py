@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from evalsuite.foundation import counted
 from evalsuite.reports.run import Checkpoint
 
 TITLES_OF_OLD_LINEAGES = {
@@ -125,7 +126,7 @@ class Lineage:
         if len(counts) == 1:
             parts = [self._describe(self.mixers[0])]
         if heads := sum(map(len, self.softmax_heads.values())):
-            parts.append(f"{heads} softmax head{'' if heads == 1 else 's'}")
+            parts.append(counted(heads, "softmax head"))
         return " + ".join(parts)
 
     def _describe(self, mixer: str) -> str:

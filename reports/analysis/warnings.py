@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+from evalsuite.foundation import counted
 from evalsuite.foundation.taxonomy import PROTOCOL_TITLES, PROTOCOLS, names_answer
 from evalsuite.reports.analysis.informative import InformativeRow
 from evalsuite.reports.analysis.result_tensor import ResultTensor
@@ -218,7 +219,7 @@ def _gains_by_benchmark(tensor: ResultTensor, drops: Sequence[DropRow], gaps: Se
                 gained.setdefault(row.benchmark, set()).add(row.checkpoint)
         listed = []
         for name, checkpoints in sorted(gained.items(), key=lambda item: -len(item[1])):
-            students = f"{len(checkpoints)} student{'s' if len(checkpoints) > 1 else ''} in {titles[name]}"
+            students = f"{counted(len(checkpoints), 'student')} in {titles[name]}"
             is_below = protocol == "generation" and name in below_chance
             listed.append(f"{students} (the teacher is below chance)" if is_below else students)
         if listed:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from evalsuite.foundation import DataError, content_hash
+from evalsuite.foundation import DataError, content_hash, counted
 from evalsuite.foundation.registry import Registry
 from evalsuite.reports.analysis.rows import BenchmarkRow
 from evalsuite.reports.records.run_selection import RunSelection
@@ -113,7 +113,7 @@ def describe(each: Measured) -> str:
         protocol,
         each.how.metric,
         f"{each.how.num_fewshot}-shot",
-        f"{each.row.documents:,} documents",
+        counted(each.row.documents, "document"),
         f"95 % interval {low:.2f} to {high:.2f}",
     ]
     return ", ".join(parts)

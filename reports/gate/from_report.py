@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from evalsuite.foundation import DataError, read_json
+from evalsuite.foundation import DataError, counted, read_json
 from evalsuite.foundation.taxonomy import PROTOCOL_TITLES
 from evalsuite.foundation.typed import from_json
 from evalsuite.reports.analysis.scopes import weights_of
@@ -192,7 +192,7 @@ def _incomplete(report: _Report, rule: PolicyRule, protocol: str | None, checkpo
     categories = {each["name"]: each["category"] for each in report.values["benchmarks"]}
     lacking = [
         f"{each['benchmark']}: '{report.labels[each['checkpoint']]}' has {each['documents']:,} of "
-        f"{each['planned']:,} documents"
+        f"{counted(each['planned'], 'document')}"
         for each in report.rows("incomplete", protocol=protocol)
         if each["checkpoint"] in who
         and rule.benchmark in (None, each["benchmark"])

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Any
 
-from evalsuite.foundation import ConfigError
+from evalsuite.foundation import ConfigError, counted
 from evalsuite.foundation.taxonomy import PROTOCOLS
 from evalsuite.reports import formatting
 from evalsuite.reports.analysis.scopes import weights_of
@@ -178,8 +178,8 @@ class Plan:
         return (
             f"Assumed: {100 * given.churn:g} % of the answers differ (--churn), {given.loss:g} points are "
             f"lost (--loss), the teacher or baseline scores {100 * given.score:g} % (--score); "
-            f"{formatting.count(self.students)} checkpoint{'s' if self.students != 1 else ''}, "
-            f"{formatting.count(self.tests)} test{'s' if self.tests != 1 else ''} in Holm's correction."
+            f"{counted(self.students, 'checkpoint')}, "
+            f"{counted(self.tests, 'test')} in Holm's correction."
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from evalsuite.foundation import counted
 from evalsuite.reports import formatting
 from evalsuite.reports.gate.decide import INCONCLUSIVE, PASS, REGRESSION, UNMEASURED
 from evalsuite.reports.rules.measurement import KEPT, ONE_RUN
@@ -111,10 +112,7 @@ class RuleResult:
         if self.outcome == INCONCLUSIVE:
             together = " (all rules taken together)" if self._is_outside else ""
             share = "" if self.kept is None else f" ({self._share_of_the_lead})"
-            return (
-                f"not decided by {formatting.count(self.documents or 0)} documents{together}{share}; "
-                f"{self._more}"
-            )
+            return f"not decided by {counted(self.documents or 0, 'document')}{together}{share}; {self._more}"
         return ""
 
     @property

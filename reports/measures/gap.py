@@ -7,6 +7,7 @@ from functools import partial
 import numpy as np
 from markupsafe import Markup
 
+from evalsuite.foundation import counted
 from evalsuite.foundation.taxonomy import FAILURES, OUTCOME_MEANINGS, OUTCOMES, PROTOCOLS
 from evalsuite.reports import formatting
 from evalsuite.reports.analysis.gaps import GapPool
@@ -111,8 +112,8 @@ def gap_view(report: Report) -> GapView | None:
         ranks=tuple(_ranks(report)),
         caption=" ".join(
             (
-                f"{formatting.count(documents)} documents of {len(benchmarks)} "
-                f"benchmark{'s' if len(benchmarks) != 1 else ''} were evaluated under both protocols. Each "
+                f"{counted(documents, 'document')} of {counted(len(benchmarks), 'benchmark')} "
+                "were evaluated under both protocols. Each "
                 "line runs from the teacher (ring) to the student (disc); columns show the change in points. "
                 "The gap is the drop under generation minus the drop under log-likelihood.",
                 *teachers_below_chance(report.checkpoints, report.gaps),
@@ -147,7 +148,7 @@ def _line(report: Report, row: GapRow, axis: Axis) -> GapLine:
     ]
     return GapLine(
         title=title,
-        about=f"{formatting.count(row.documents)} documents",
+        about=counted(row.documents, "document"),
         dumbbells=dumbbells(pairs, axis),
         drop_loglikelihood=formatting.signed(-100 * row.drop_loglikelihood.point),
         drop_generation=formatting.signed(-100 * row.drop_generation.point),

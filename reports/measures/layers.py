@@ -5,6 +5,7 @@ from collections.abc import Hashable, Mapping, Sequence
 import plotly.graph_objects as go
 from markupsafe import Markup
 
+from evalsuite.foundation import counted
 from evalsuite.reports import formatting
 from evalsuite.reports.analysis.lineage import Lineage, lineage_of
 from evalsuite.reports.blocks import Block, Part, Text, charts
@@ -214,7 +215,7 @@ def _quality_points(selection: Selection, what: str, name: str) -> tuple[Point, 
             100 * each.score,
             None if each.low is None else 100 * each.low,
             None if each.high is None else 100 * each.high,
-            f"{name}, {len(each.layers)} softmax layers ({_listed(each.layers)}): "
+            f"{name}, {counted(len(each.layers), 'softmax layer')} ({_listed(each.layers)}): "
             f"{formatting.percent(each.score)} %",
         )
         for each in selection.quality
@@ -323,8 +324,8 @@ def _stability(selection: Selection, name: str) -> Figure | None:
         Point(
             step.tokens,
             at.backbone / max(1, len(step.layers)),
-            label=f"at {formatting.tokens(step.tokens)} tokens {at.backbone} of {len(step.layers)} layers "
-            f"are in all of the last {WINDOW} sets",
+            label=f"at {formatting.tokens(step.tokens)} tokens {at.backbone} of "
+            f"{counted(len(step.layers), 'layer')} are in all of the last {WINDOW} sets",
         )
         for step, at in zip(history, found, strict=True)
     ]
@@ -373,8 +374,8 @@ def distinct_names(found: Sequence[Selection], titles: Mapping[str, str]) -> lis
     return [
         name
         if names.count(name) == 1
-        else f"{name} ({f'{titles.get(s.mixer, s.mixer)}, ' if s.mixer else ''}{len(s.units)} "
-        f"{'heads' if s.head_scores else 'layers'})"
+        else f"{name} ({f'{titles.get(s.mixer, s.mixer)}, ' if s.mixer else ''}"
+        f"{counted(len(s.units), 'head' if s.head_scores else 'layer')})"
         for name, s in zip(names, found, strict=True)
     ]
 

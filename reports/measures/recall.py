@@ -11,6 +11,7 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
+from evalsuite.foundation import counted
 from evalsuite.foundation.taxonomy import RecallNumber
 from evalsuite.reports import formatting
 from evalsuite.reports.analysis.bootstrap_sample import LEVEL_METHOD, Estimate
@@ -263,7 +264,7 @@ def context_views(report: Report) -> list[Figure]:
 
 
 def _caption(documents: int, rows: Sequence[BenchmarkRow]) -> str:
-    text = f"{formatting.count(documents)} documents per context"
+    text = f"{counted(documents, 'document')} per context"
     if not any(row.out_of_distribution for row in rows):
         return text
     return f"{text}; {BEYOND} out of distribution, beyond the positions that the model's config states"
@@ -316,7 +317,7 @@ def _mean_cell(label: str, cells: Sequence[HeatCell | None]) -> HeatCell | None:
     if len(shares) < len(cells):
         return None
     mean = sum(shares) / len(shares)
-    return HeatCell(formatting.percent(mean), mean, "", f"{label}: mean of {len(shares)} tasks")
+    return HeatCell(formatting.percent(mean), mean, "", f"{label}: mean of {counted(len(shares), 'task')}")
 
 
 def _figure(

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from evalsuite.foundation import counted
 from evalsuite.reports import formatting
 from evalsuite.reports.analysis.rows import BenchmarkRow, DropRow
 from evalsuite.reports.analysis.scopes import ALL, INFORMATIVE
@@ -132,5 +133,5 @@ def _hint(benchmark: Benchmark, protocol: str) -> str:
     if how.direction == "lower":
         return f"log-perplexity per {(how.units or 'document').rstrip('s')}, lower is better"
     few_shot = f"{how.num_fewshot}-shot, " if how.num_fewshot else ""
-    contexts = f", mean of {len(benchmark.contexts)} contexts" if benchmark.contexts else ""
+    contexts = f", mean of {counted(len(benchmark.contexts), 'context')}" if benchmark.contexts else ""
     return f"{few_shot}{how.metric}{contexts}"

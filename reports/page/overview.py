@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from evalsuite.foundation import counted
 from evalsuite.reports import formatting
 from evalsuite.reports.analysis.lineage import lineage_of
 from evalsuite.reports.report import Report
@@ -15,12 +16,13 @@ def meta(report: Report) -> list[str]:
     teachers = [report.checkpoints[i] for i in report.teachers]
     if teachers:
         parts.append("teacher " + ", ".join(teacher.label for teacher in teachers))
-    parts.append(f"{students} student{'s' if students != 1 else ''}{_tokens_each(report)}")
+    parts.append(counted(students, "student") + _tokens_each(report))
     seeds = max((len(cell.seeds) for cell in report.tensor.cells), default=1)
-    parts.append(f"{formatting.benchmarks(report)} benchmark{'s' if len(report.benchmarks) != 1 else ''}")
+    planned = len(report.benchmarks)
+    parts.append(formatting.benchmarks(report).removesuffix(str(planned)) + counted(planned, "benchmark"))
     if seeds > 1:
-        parts.append(f"{seeds} seeds")
-    parts.append(f"{formatting.count(report.tensor.score_rows)} scores")
+        parts.append(counted(seeds, "seed"))
+    parts.append(counted(report.tensor.score_rows, "score"))
     devices = {name for environment in report.environments for name in _devices(environment)}
     parts += sorted(devices)
     parts.append(max(plan.created for plan in report.tensor.merged.plans)[:10])

@@ -15,6 +15,7 @@ from jinja2.bccache import Bucket
 from markupsafe import Markup
 
 import evalsuite
+from evalsuite.foundation import counted
 from evalsuite.foundation.taxonomy import FAILURES, OUTCOME_MEANINGS
 from evalsuite.reports import formatting, measures
 from evalsuite.reports.figures.figure import script_json
@@ -156,7 +157,7 @@ def new_environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"breakable": breakable, "packed": packed}
+    environment.filters |= {"breakable": breakable, "counted": counted, "packed": packed}
     return environment
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from markupsafe import Markup
 
 import evalsuite
-from evalsuite.foundation import DataError, write_text
+from evalsuite.foundation import DataError, counted, write_text
 from evalsuite.reports.blocks import Block
 from evalsuite.reports.measures.efficiency import CROSSOVERS, EFFICIENCY, cost_blocks, ratio_rows
 from evalsuite.reports.measures.layers import selector_blocks
@@ -45,7 +45,7 @@ def write_efficiency(runs: Sequence[Path], out: Path) -> list[Path]:
 def efficiency_page(rows: Sequence[EfficiencyRow]) -> str:
     """The page of measurements, such as those of models with random weights."""
     models = {row.weights_id: row.label for row in rows}
-    title = f"Efficiency of {len(models)} models by context"
+    title = f"Efficiency of {counted(len(models), 'model')} by context"
     return standalone_page(title, cost_blocks(rows), source="efficiency.csv and crossovers.csv")
 
 
@@ -57,7 +57,7 @@ def selection_page(selection: Selection, source: str) -> str:
         source: name of its file, in the same folder.
     """
     count, unit = len(selection.units), "head" if selection.head_scores else "layer"
-    title = f"{count} softmax {unit}{'' if count == 1 else 's'}, selected by {selection.selector}"
+    title = f"{counted(count, f'softmax {unit}')}, selected by {selection.selector}"
     return standalone_page(title, selector_blocks(selection, selection.selector), source=source)
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
+from evalsuite.foundation import counted
 from evalsuite.reports import formatting
 from evalsuite.reports.analysis.bootstrap_sample import Estimate
 from evalsuite.reports.blocks import Block, Fold, Part, Text, charts
@@ -128,7 +129,7 @@ def table_blocks(table: Table[Any], report: Report) -> list[Block]:
     blocks: list[Block] = [Text(table.intro)] if table.intro else []
     blocks += above
     if rows and table.fold:
-        summary = f"{len(rows)} {table.fold}{'s' if len(rows) != 1 else ''}"
+        summary = counted(len(rows), table.fold)
         blocks.append(Fold(summary, [table], is_open=len(rows) <= OPEN_ROWS))
     elif rows:
         blocks.append(table)

@@ -20,7 +20,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from evalsuite.foundation import DataError, read_json
+from evalsuite.foundation import DataError, counted, read_json
 from evalsuite.foundation.strict import Strict, StrictModel, parse
 from evalsuite.reports.records.names import labels_of_weights
 
@@ -145,7 +145,7 @@ class Selection(Strict):
             listed = "; ".join(
                 f"{', '.join(map(str, own))} of layer {layer}" for layer, own in sorted(self.heads.items())
             )
-            parts.append(f"{count} head{'' if count == 1 else 's'}: {listed}")
+            parts.append(f"{counted(count, 'head')}: {listed}")
         return " and ".join(parts)
 
     @model_validator(mode="before")

@@ -87,4 +87,4 @@ def test_several_budgets_are_a_file_each_and_are_compared(tmp_path, capsys):
     shown = capsys.readouterr().out
     assert "uniform (2 layers)  0 2" in shown
     last = " ".join(shown.splitlines()[-1].split())
-    assert last == "uniform (1 layers) uniform (2 layers) 1 of 1 0.50 – –"
+    assert last == "uniform (1 layer) uniform (2 layers) 1 of 1 0.50 – –"

@@ -50,7 +50,7 @@ def test_what_ships_is_recognised(path: Path, what: str) -> None:
             "q.jsonl",
             json.dumps({"question": "?", "answer": "x"}),
             0,
-            "q.jsonl: questions, valid: 1 questions with",
+            "q.jsonl: questions, valid: 1 question with",
         ),
         (
             "q.csv",
@@ -92,7 +92,7 @@ def test_what_ships_is_recognised(path: Path, what: str) -> None:
             64,
             "s.yaml: benchmarks: unknown benchmark 'piqua'",
         ),
-        ("g.yaml", GATE, 0, "g.yaml: gate policy, valid: 1 rules"),
+        ("g.yaml", GATE, 0, "g.yaml: gate policy, valid: 1 rule"),
         ("g.yaml", GATE.replace("rules", "ruls"), 64, "g.yaml: unknown key 'ruls'; did you mean 'rules'?"),
         ("g.yaml", GATE.replace("recovery", "recovry"), 64, "'rules.0.metric' = 'recovry': "),
         ("r.yaml", "name: r\nteacher: pocket\nstages: []\n", 64, "r.yaml: 'data' is required"),

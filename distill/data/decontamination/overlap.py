@@ -15,7 +15,7 @@ from evalsuite.distill.data.decontamination.question_overlap import QuestionInde
 from evalsuite.distill.data.examples import Example, document_hash
 from evalsuite.distill.data.preparation import read_examples
 from evalsuite.distill.recipe.data_sources import DataSourceConfig, TableSourceConfig
-from evalsuite.foundation import DataError, progress, write_text
+from evalsuite.foundation import DataError, counted, progress, write_text
 
 BATCH_SIZE = 2048
 """Training documents that are read and matched together."""
@@ -119,8 +119,8 @@ def check(sources: Mapping[str, DataSourceConfig], tokenizer: Any, rows: SuiteRo
         if counts.excluded:
             worst = int(np.argmax(counts.counts[:2].sum(axis=0)))
             raise DataError(
-                f"{counts.excluded:,} of {counts.documents:,} documents of source '{name}' contain text "
-                "of evaluated documents, most of them of benchmark "
+                f"{counts.excluded:,} of {counted(counts.documents, 'document')} of source '{name}' contain "
+                "text of evaluated documents, most of them of benchmark "
                 f"'{found.benchmarks[worst]}'; set data.{name}.exclude to the overlap-exclude.txt that "
                 "`python -m evalsuite.distill.data.decontamination` writes, or leave the source out"
             )

@@ -16,7 +16,7 @@ from evalsuite.cli.options import (
     set_recipe_data,
 )
 from evalsuite.cli.parser import command
-from evalsuite.foundation import ConfigError, DataError
+from evalsuite.foundation import ConfigError, DataError, counted
 
 if TYPE_CHECKING:
     from evalsuite.distill import Recipe
@@ -178,7 +178,7 @@ def check_data(chosen: "list[Recipe]") -> None:
                 print(text + "\n", flush=True)
     problems = sum(map(len, shown.values()))
     if problems:
-        raise DataError(f"{problems} problem{'s' if problems > 1 else ''} in the data, see PROBLEM above")
+        raise DataError(f"{counted(problems, 'problem')} in the data, see PROBLEM above")
     print("no problem found")
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from evalsuite.cli.options import add_data_option, add_model_options, add_quiet
 from evalsuite.cli.parser import command
+from evalsuite.foundation import counted
 
 
 def add(commands: argparse._SubParsersAction) -> None:
@@ -87,10 +88,8 @@ def run(arguments: argparse.Namespace) -> int:
     )
     if arguments.dry_run:
         for each in work:
-            count = len(each.haystacks)
-            print(
-                f"{each.checkpoint.label} at {each.context} tokens: {count} documents, {each.tokens:,} tokens"
-            )
+            documents = counted(len(each.haystacks), "document")
+            print(f"{each.checkpoint.label} at {each.context} tokens: {documents}, {each.tokens:,} tokens")
         print("nothing was written" if work else f"nothing to do: {arguments.out / FILE} has these documents")
         return 0
     if not work:

@@ -8,6 +8,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
+from evalsuite.foundation import counted
 from evalsuite.reports import formatting
 from evalsuite.reports.analysis.scopes import ALL
 from evalsuite.reports.blocks import Block, Fold, Text, charts
@@ -289,7 +290,7 @@ def cost_blocks(rows: Sequence[EfficiencyRow], pareto: Sequence[Figure] = ()) ->
         blocks.append(PAPERS.of(stated))
     if engines := engine_table(rows, main.engine):
         blocks.append(Fold("Engines side by side", [engines]))
-    summary = f"{len(rows)} measurements"
+    summary = counted(len(rows), "measurement")
     return [*blocks, Fold(summary, [EFFICIENCY.of(rows)], is_open=len(rows) < OPEN_ROWS)]
 
 

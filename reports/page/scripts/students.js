@@ -26,7 +26,7 @@
     hidden.textContent = boxes.filter((box) => !box.checked)
       .map((box) => `.students tr > :nth-child(${Number(box.value) + 1}) { display: none; }`).join("\n");
     const shown = rows.filter((row) => !row.hidden).length;
-    form.querySelector("output").textContent = shown === rows.length ? `${shown} students` : `${shown} of ${rows.length} students`;
+    form.querySelector("output").textContent = `${shown === rows.length ? "" : `${shown} of `}${rows.length} student${rows.length === 1 ? "" : "s"}`;
   };
   const remember = () => {
     const kept = state();

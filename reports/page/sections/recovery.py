@@ -6,6 +6,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from evalsuite.foundation import counted
 from evalsuite.reports import formatting
 from evalsuite.reports.analysis.averages import order
 from evalsuite.reports.analysis.lineage import lineage_of
@@ -296,12 +297,12 @@ def _uninformative(report: Report) -> list[str]:
 
 
 def _caption(report: Report, benchmarks: Sequence[Benchmark], protocol: str, scope: str) -> str:
-    counted = [b for b in benchmarks if b.protocols[protocol].direction == "higher"]  # type: ignore[index]
-    titles = {b.name: b.title for b in counted}
+    compared = [b for b in benchmarks if b.protocols[protocol].direction == "higher"]  # type: ignore[index]
+    titles = {b.name: b.title for b in compared}
     cells = [c for c in report.tensor.cells if c.protocol == protocol and c.benchmark.name in titles]
     counting = report.tensor.counting
     merged = counting.benchmarks(cells)
-    counted = [b for b in counted if b.name not in merged]
+    compared = [b for b in compared if b.name not in merged]
     cells = [cells[i] for i in counting.once(cells)]
     documents = sum({cell.key: len(cell.documents) for cell in cells}.values())
     partial = dict.fromkeys(
@@ -309,15 +310,15 @@ def _caption(report: Report, benchmarks: Sequence[Benchmark], protocol: str, sco
         for cell in cells
         if len(cell.documents) < cell.planned
     )
-    if not counted:
+    if not compared:
         return "Log-perplexities and their change from the teacher, in nats. They do not enter recovery."
-    what = "one benchmark" if len(counted) == 1 else f"{len(counted)} benchmarks"
+    what = "one benchmark" if len(compared) == 1 else f"{len(compared)} benchmarks"
     if scope == INFORMATIVE:
         what = what.replace("benchmark", "informative benchmark")
-    groups = {b.group for b in counted if b.group}
-    units = len({b.group or b.name for b in counted})
-    by_size = any(b.group_weight for b in counted)
-    weights = "" if len(counted) == 1 else ", weighted equally"
+    groups = {b.group for b in compared if b.group}
+    units = len({b.group or b.name for b in compared})
+    by_size = any(b.group_weight for b in compared)
+    weights = "" if len(compared) == 1 else ", weighted equally"
     if by_size and units == 1:
         weights = ", weighted by their documents"
     elif groups and units > 1:
@@ -325,7 +326,7 @@ def _caption(report: Report, benchmarks: Sequence[Benchmark], protocol: str, sco
         weights += f" ({' and '.join(sorted(groups))} counts as one{within})"
     return (
         f"Student score ÷ teacher score under {formatting.PROTOCOL_TITLES[protocol]}, on the same "
-        f"{formatting.count(documents)} documents of {what}{weights}. Bars are 95 % intervals from a paired "
+        f"{counted(documents, 'document')} of {what}{weights}. Bars are 95 % intervals from a paired "
         "bootstrap over documents (or their clusters). Changes are coloured if they are proven after Holm's "
         "correction over all students and benchmarks."
         + "".join(

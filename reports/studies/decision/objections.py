@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from evalsuite.foundation import counted
 from evalsuite.reports.studies.decision.analysis import CLOSED, NEEDLE_LEAD, PRIMARY, Findings, Row
 from evalsuite.reports.studies.decision.exploration import SAME_BY_CONSTRUCTION
 from evalsuite.reports.studies.decision.protocol import Protocol, control
@@ -78,7 +79,10 @@ def objections(study: Study) -> list[tuple[str, str]]:
             "One run stands for a recipe.",
             "Intervals are over runs and documents: "
             + study.by_teacher(
-                lambda each: f"{len(each.runs)} runs of {len({run.student for run in each.runs})} students"
+                lambda each: (
+                    f"{counted(len(each.runs), 'run')} of "
+                    f"{counted(len({run.student for run in each.runs}), 'student')}"
+                )
             )
             + ".",
         ),

@@ -101,7 +101,7 @@ def test_stages_that_have_begun_must_be_equal(make, prefix, tmp_path):
     with pytest.raises(RunFolderError, match=r"in stages\.1\.name"):
         distill(recipe, tmp_path / "out", quiet=True, device="cpu", branch_from=prefix)
     fewer = recipe.model_copy(update={"stages": recipe.stages[:1]})
-    with pytest.raises(RunFolderError, match="has begun stage 'kd', and recipe 'small' has 1 stages"):
+    with pytest.raises(RunFolderError, match="has begun stage 'kd', and recipe 'small' has 1 stage"):
         distill(fewer, tmp_path / "out", quiet=True, device="cpu", branch_from=prefix)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
-from evalsuite.foundation import write_text
+from evalsuite.foundation import counted, write_text
 from evalsuite.foundation.taxonomy import PROTOCOL_TITLES, PROTOCOLS
 from evalsuite.reports.studies.training_choices.analysis.effects import (
     best_pure,
@@ -115,8 +115,9 @@ def _page(data: StudyData, tables: Mapping[str, Table], refused: Mapping[str, st
     sections = [
         f"# {data.title}: what each protocol says of each choice",
         _headline(data),
-        f"{len(done)} of {len(scores.runs)} runs, {len(scores.benchmarks):,} documents of "
-        f"{len(scores.names)} benchmarks that both protocols read. Points are hundredths of a macro average. "
+        f"{len(done)} of {counted(len(scores.runs), 'run')}, "
+        f"{counted(len(scores.benchmarks), 'document')} of {counted(len(scores.names), 'benchmark')} "
+        "that both protocols read. Points are hundredths of a macro average. "
         "95 % intervals cover runs (variance pooled over arms) and documents.",
         "## Teacher",
         tables["teacher"].markdown(),

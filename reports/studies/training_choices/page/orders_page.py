@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
-from evalsuite.foundation import write_text
+from evalsuite.foundation import counted, write_text
 from evalsuite.foundation.taxonomy import PROTOCOL_TITLES, PROTOCOLS
 from evalsuite.reports.studies.training_choices.analysis.effects import Effect, effects
 from evalsuite.reports.studies.training_choices.analysis.orders import PairOrder, pair_orders
@@ -112,8 +112,9 @@ def _page(
         f"# {data.title}: does a defect of published code change the order of mixers?",
         "\n".join(f"- {each}" for each in order_sentences(pairs))
         or "Too few runs are finished for an interval over runs.",
-        f"{len(done)} of {len(scores.runs)} runs, {len(scores.benchmarks):,} documents of "
-        f"{len(scores.names)} benchmarks that both protocols read. Points are hundredths of a macro average. "
+        f"{len(done)} of {counted(len(scores.runs), 'run')}, "
+        f"{counted(len(scores.benchmarks), 'document')} of {counted(len(scores.names), 'benchmark')} "
+        "that both protocols read. Points are hundredths of a macro average. "
         "95 % intervals cover runs (variance pooled over defects) and documents.",
         "## Teacher",
         tables["teacher"].markdown(),

@@ -178,7 +178,7 @@ def test_generated_rows_share_templates_but_not_questions(
         tokenizer,
         SuiteRows({}, {"sums": [{"prompt": prompt.format(8)}]}),
     )
-    with pytest.raises(DataError, match="1 of 1 documents"):
+    with pytest.raises(DataError, match="1 of 1 document "):
         check(
             recipe_of(tmp_path, str(teacher_folder), rows).data,
             tokenizer,

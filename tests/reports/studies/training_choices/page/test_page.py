@@ -286,7 +286,7 @@ def test_the_rule_of_admission_decides_which_documents_count(
     options = [str(run), "--study", str(folder), "--out", str(tmp_path / "page")]
     assert main([*options, "--rule", str(rule)]) == 0
     page = (tmp_path / "page" / "README.md").read_text()
-    assert "150 documents of 1 benchmarks" in page
+    assert "150 documents of 1 benchmark that" in page
     assert "- Not counted: Needles: 120 documents have both protocols (at least 130 needed)." in page
     assert main(options) == 64
     assert "no benchmark is admitted" in capsys.readouterr().err
@@ -301,7 +301,7 @@ def test_a_benchmark_can_be_left_out_of_the_page(
     options = [str(run), "--study", str(folder), "--out", str(tmp_path / "page"), "--rule", str(rule)]
     assert main([*options, "--without", "needles"]) == 0
     page = (tmp_path / "page" / "README.md").read_text()
-    assert "150 documents of 1 benchmarks" in page
+    assert "150 documents of 1 benchmark that" in page
     assert "- Not counted: Needles: left out by --without." in page
     assert "`documents.parquet` of the page of all benchmarks" in page
     assert main([*options, "--without", "needle"]) == 64
