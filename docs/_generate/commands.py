@@ -3,7 +3,7 @@
 import argparse
 
 from evalsuite.cli.entry import build_parser
-from evalsuite.cli.parser import Parser
+from evalsuite.foundation.parser import Parser
 
 
 def reference() -> str:

@@ -26,7 +26,7 @@ from evalsuite.cli.commands import (
     view,
 )
 from evalsuite.cli.exit_codes import guarded
-from evalsuite.cli.parser import Parser
+from evalsuite.foundation.parser import Parser
 
 VERBS = (
     demo,

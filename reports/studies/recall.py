@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 
 from evalsuite.foundation import ConfigError, append_jsonl, write_json, write_text
 from evalsuite.foundation.module_entry import run_module
+from evalsuite.foundation.parser import Parser
 
 if TYPE_CHECKING:
     from evalsuite.distill import Recipe
@@ -225,7 +226,7 @@ def summaries(out: Path) -> list[dict[str, Any]]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, write the table, or choose."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m evalsuite.reports.studies.recall",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -233,9 +234,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("recipe", help="a name from `evalsuite show recipes`, or a YAML file")
     parser.add_argument("students", nargs="*", metavar="NAME=FOLDER")
     parser.add_argument("--out", type=Path, required=True, help="folder for the results")
-    parser.add_argument(
-        "--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", dest="overrides"
-    )
+    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", dest="overrides")
     parser.add_argument("--data", type=Path, metavar="DIR", help="value of $EVALSUITE_DATA in the recipe")
     parser.add_argument("--tokens", type=int, default=131_072, help="held-out tokens (default: 131072)")
     parser.add_argument("--spans", type=int, default=256, help="spans per gap (default: 256)")

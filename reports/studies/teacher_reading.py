@@ -22,9 +22,9 @@ from typing import Any
 import torch
 
 from evalsuite.cli.exit_codes import guarded
-from evalsuite.cli.parser import Parser
 from evalsuite.distill.recipe import load_recipe
 from evalsuite.distill.recipe.data_sources import PocketSourceConfig
+from evalsuite.foundation.parser import Parser
 from evalsuite.models import Checkpoint, load_checkpoint
 from evalsuite.tasks.synthetic.pocket.corpus import texts
 from evalsuite.tasks.synthetic.pocket.harder import choice, passage, recite, two_hop

@@ -1,6 +1,5 @@
 """`--engine` and `--engine-args`."""
 
-import argparse
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +8,7 @@ import pytest
 from evalsuite.cli.entry import main
 from evalsuite.cli.options import add_engine_option, engine_arguments
 from evalsuite.foundation import ConfigError
+from evalsuite.foundation.parser import Parser
 from evalsuite.models.inference.vllm.engine import VllmEngine
 
 VERBS = (
@@ -19,7 +19,7 @@ VERBS = (
 
 
 def parse(*argv: str) -> dict[str, Any]:
-    parser = argparse.ArgumentParser()
+    parser = Parser()
     add_engine_option(parser, "inference engine")
     return engine_arguments(parser.parse_args(argv))
 

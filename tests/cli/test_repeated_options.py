@@ -2,9 +2,10 @@
 
 import argparse
 from collections.abc import Iterator
+from pathlib import Path
 
 from evalsuite.cli.entry import build_parser
-from evalsuite.cli.parser import Parser
+from evalsuite.foundation.parser import Parser
 
 
 def parsers(parser: Parser) -> Iterator[Parser]:
@@ -37,3 +38,11 @@ def test_a_default_is_replaced_by_what_is_given() -> None:
     parser.add_argument("--batch", nargs="+", type=int, default=[1])
     assert parser.parse_args([]).batch == [1]
     assert parser.parse_args(["--batch", "2", "--batch", "3", "4"]).batch == [2, 3, 4]
+
+
+def test_every_module_reads_its_options_with_this_parser() -> None:
+    """argparse's own drops repeated values, and its exit code for usage errors is a verdict of the gate."""
+    root = Path(__file__).parents[2]
+    rooms = ("evalsuite", "tasks", "models", "distill", "reports", "tests")
+    own = "argparse.ArgumentParser" + "("
+    assert not [path for room in rooms for path in (root / room).rglob("*.py") if own in path.read_text()]

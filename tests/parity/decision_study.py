@@ -12,7 +12,6 @@ then of what differs by the noise of two bootstraps. "of its row" holds some col
 others imply. Exit code: 0 no difference exceeds its limit, 1 one does, 2 a response is missing.
 """
 
-import argparse
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,6 +24,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
+from evalsuite.foundation.parser import Parser
 from tests.parity.decision_cells import DRAWS, PROTOCOL, Cell, read_cells, read_shards
 
 EQUAL, EQUAL_P, NOISE = 1e-6, 1e-9, 0.5
@@ -219,7 +219,7 @@ def follows(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = Parser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("teacher", choices=PROTOCOL["teachers"])
     parser.add_argument("--run", type=Path, required=True, help="folder with documents and requests")
     parser.add_argument("--shards", type=Path, nargs="+", required=True, help=".tar.xz files of responses")

@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 
 from evalsuite.cli.exit_codes import guarded
-from evalsuite.cli.parser import Parser
 from evalsuite.foundation import progress, write_text
+from evalsuite.foundation.parser import Parser
 from evalsuite.foundation.strict import parse
 from evalsuite.reports.analysis.cells import Cell
 from evalsuite.reports.analysis.result_tensor import ResultTensor, load_result_tensor

@@ -22,10 +22,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from itertools import chain
 
 from evalsuite.cli.exit_codes import guarded
-from evalsuite.cli.parser import Parser
 from evalsuite.evaluation.plan import benchmarks_in
 from evalsuite.evaluation.run_paths import cells_of, read_built, read_documents
 from evalsuite.foundation import MissingDependencyError
+from evalsuite.foundation.parser import Parser
 from evalsuite.foundation.words import first_line
 from evalsuite.protocols.scorers.longbench import classes_of
 from evalsuite.reports.records.score_files import read_rows, score_paths

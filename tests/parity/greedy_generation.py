@@ -20,8 +20,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 
 from evalsuite.cli.exit_codes import guarded
-from evalsuite.cli.parser import Parser
 from evalsuite.foundation import progress
+from evalsuite.foundation.parser import Parser
 from evalsuite.models.inference.requests import GenerateRequest, SamplingParams
 from evalsuite.models.inference.torch.engine import TorchEngine
 from evalsuite.protocols.loglikelihood import LogLikelihoodBenchmark

@@ -25,7 +25,6 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from evalsuite.cli.exit_codes import guarded
-from evalsuite.cli.parser import Parser
 from evalsuite.evaluation.build import fewshot_examples, make_harness
 from evalsuite.evaluation.plan import benchmarks_in
 from evalsuite.evaluation.run_paths import (
@@ -38,6 +37,7 @@ from evalsuite.evaluation.run_paths import (
     responses_folder,
 )
 from evalsuite.foundation import ConfigError, DataError, write_text
+from evalsuite.foundation.parser import Parser
 from evalsuite.foundation.taxonomy import PERPLEXITIES, PROTOCOLS
 from evalsuite.models.checkpoints.positions import max_positions
 from evalsuite.models.inference.requests import GenerateResponse

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from evalsuite.cli.exit_codes import guarded
-from evalsuite.cli.parser import Parser
 from evalsuite.foundation import progress, write_text
+from evalsuite.foundation.parser import Parser
 from evalsuite.reports.analysis.recovery import mean_drop, ratio_of
 from evalsuite.reports.gate.decide import REGRESSION, decide
 from evalsuite.reports.rules.measurement import Measurement

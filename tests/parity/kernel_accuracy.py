@@ -22,8 +22,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from evalsuite.cli.exit_codes import guarded
-from evalsuite.cli.parser import Parser
 from evalsuite.foundation import MissingDependencyError, append_jsonl
+from evalsuite.foundation.parser import Parser
 from evalsuite.models.ops import packages, tuning
 from evalsuite.models.ops.recurrence import Erase, RecurrenceInputs, compute_recurrence, fla_backend
 from evalsuite.models.ops.recurrence.chunked import chunked

@@ -26,9 +26,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from evalsuite.cli.exit_codes import guarded
-from evalsuite.cli.parser import Parser
 from evalsuite.evaluation.build import fewshot_examples
 from evalsuite.foundation import DataError, write_json
+from evalsuite.foundation.parser import Parser
 from evalsuite.models.inference.requests import ScoreResponse
 from evalsuite.protocols.isolation import quiet_harness
 from evalsuite.protocols.loglikelihood import LogLikelihoodBenchmark

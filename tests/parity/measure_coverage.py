@@ -18,8 +18,8 @@ from pathlib import Path
 import numpy as np
 
 from evalsuite.cli.exit_codes import guarded
-from evalsuite.cli.parser import Parser
 from evalsuite.foundation import progress, write_text
+from evalsuite.foundation.parser import Parser
 from evalsuite.reports.analysis.bootstrap_sample import Estimate
 from evalsuite.reports.analysis.informative import informative_names, informative_rows
 from evalsuite.reports.analysis.recovery import capped_recovery, recovery

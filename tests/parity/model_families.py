@@ -24,8 +24,8 @@ import torch
 from transformers import PreTrainedModel
 
 from evalsuite.cli.exit_codes import guarded
-from evalsuite.cli.parser import Parser
 from evalsuite.foundation import ConfigError
+from evalsuite.foundation.parser import Parser
 from evalsuite.models.checkpoints.load import Checkpoint
 from evalsuite.models.inference import GenerateRequest, SamplingParams, ScoreRequest
 from evalsuite.models.inference.in_process import InProcessEngine

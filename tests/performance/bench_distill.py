@@ -27,10 +27,10 @@ from transformers import AutoConfig, LlamaConfig, PreTrainedConfig
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from evalsuite.cli.exit_codes import guarded
-from evalsuite.cli.parser import Parser
 from evalsuite.distill.training.distributed import ProcessGroup
 from evalsuite.distill.training.provenance import package_versions
 from evalsuite.foundation import write_json, write_text
+from evalsuite.foundation.parser import Parser
 from evalsuite.models.checkpoints.load import load_outline
 from tests.performance.distill_accuracy import check_accuracy, failures
 from tests.performance.distill_profile import profile, profile_table

@@ -30,8 +30,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from evalsuite.cli.exit_codes import guarded
-from evalsuite.cli.parser import Parser
 from evalsuite.foundation import MissingDependencyError, write_json
+from evalsuite.foundation.parser import Parser
 from evalsuite.models import build_student
 from evalsuite.models.checkpoints.load import Checkpoint, load_checkpoint
 from evalsuite.models.decoder.cost import ModelCost, format_flops

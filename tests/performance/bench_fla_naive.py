@@ -20,8 +20,8 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from evalsuite.cli.exit_codes import guarded
-from evalsuite.cli.parser import Parser
 from evalsuite.foundation import MissingDependencyError
+from evalsuite.foundation.parser import Parser
 from tests.parity.kernel_accuracy import recurrence, relative_error
 from tests.performance.bench_mixers import Row, Tables, recurrence_inputs, seconds
 

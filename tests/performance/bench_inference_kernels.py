@@ -34,8 +34,8 @@ from torch.nn import functional
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from evalsuite.cli.exit_codes import guarded
-from evalsuite.cli.parser import Parser
 from evalsuite.foundation import ConfigError, write_text
+from evalsuite.foundation.parser import Parser
 from evalsuite.models.ops import attention, gates, glu, logprobs, packages, rms_norm, rotary, short_conv
 from evalsuite.models.ops.dispatch import Op, _copied, _tensors
 from evalsuite.models.ops.recurrence import RecurrenceInputs, StateAccess, fla_backend

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import kl_div
 
 from evalsuite.cli.exit_codes import guarded
-from evalsuite.cli.parser import Parser
+from evalsuite.foundation.parser import Parser
 from evalsuite.models.ops import gates, hidden_distance
 from evalsuite.models.ops import glu as gating
 from evalsuite.models.ops import rms_norm as norms

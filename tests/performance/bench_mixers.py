@@ -26,8 +26,8 @@ from transformers import AutoModel, LlamaConfig
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from evalsuite.cli.exit_codes import guarded
-from evalsuite.cli.parser import Parser
 from evalsuite.foundation import write_text
+from evalsuite.foundation.parser import Parser
 from evalsuite.models.mixers import MIXERS, AttentionSpan, RecurrentMixer, make_mixer
 from evalsuite.models.ops.dispatch import KernelPolicy, kernel_policy
 from evalsuite.models.ops.recurrence import (

@@ -25,8 +25,8 @@ from pathlib import Path
 import numpy as np
 
 from evalsuite.cli.exit_codes import guarded
-from evalsuite.cli.parser import Parser
 from evalsuite.foundation import progress, write_json
+from evalsuite.foundation.parser import Parser
 from evalsuite.reports.records.schema import ScoreRow
 from evalsuite.reports.records.score_files import ScoreFileInfo, ScorerVersion, write_score_file
 from evalsuite.reports.run import Benchmark, Checkpoint, Manifest, ProtocolSettings, write_manifest

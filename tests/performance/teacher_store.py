@@ -30,13 +30,12 @@ from evalsuite.distill.training.builders import build_models
 from evalsuite.distill.training.distributed import ProcessGroup
 from evalsuite.distill.training.teacher_stores import make_stores, open_stores
 from evalsuite.distill.training.train_step import StudentTrainState, TrainStep
+from evalsuite.foundation.parser import Parser
 from evalsuite.models.decoder.head import LanguageModelHead
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--teacher", default="pocket")
     parser.add_argument("--mixer", default="gated_deltanet")
     parser.add_argument("--text", help="glob pattern of text files; default: the pocket corpus")

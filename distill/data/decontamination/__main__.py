@@ -17,23 +17,20 @@ from evalsuite.distill.data.decontamination.overlap import check, measure, suite
 from evalsuite.distill.recipe import Recipe, load_recipe
 from evalsuite.foundation import ConfigError
 from evalsuite.foundation.module_entry import run_module
+from evalsuite.foundation.parser import Parser
 from evalsuite.models import describe_checkpoint
 
 
 def main() -> None:
     """Report the overlap between the training text of a recipe and a suite, or refuse it."""
-    parser = argparse.ArgumentParser(
-        prog="python -m evalsuite.distill.data.decontamination", description=__doc__
-    )
+    parser = Parser(prog="python -m evalsuite.distill.data.decontamination", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("recipe", help="a name from `evalsuite show recipes`, or a YAML file")
     parser.add_argument("suite", help="as in `evalsuite run`")
     parser.add_argument(
         "--data", help="frozen data of the benchmarks (default: EVALSUITE_DATA, else the hub)"
     )
-    parser.add_argument(
-        "--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", dest="overrides"
-    )
+    parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", dest="overrides")
     action = parser.add_mutually_exclusive_group(required=True)
     action.add_argument("--out", type=Path, help="folder for the four files")
     action.add_argument(

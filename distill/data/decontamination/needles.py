@@ -24,6 +24,7 @@ from evalsuite.distill.data.decontamination.ngrams import Hashes, ngram_hashes, 
 from evalsuite.distill.data.local_reader import file_chunks
 from evalsuite.foundation import DataError, progress, read_jsonl, write_text
 from evalsuite.foundation.module_entry import run_module
+from evalsuite.foundation.parser import Parser
 
 NEEDLE_NGRAM_WORDS = 8
 _HYPHENATED = re.compile(r"[^\W\d_]+(?:-[^\W\d_]+)+")
@@ -133,9 +134,7 @@ def _parsed(line: bytes) -> Any:
 
 def main() -> None:
     """Report the overlap between needles and training text."""
-    parser = argparse.ArgumentParser(
-        prog="python -m evalsuite.distill.data.decontamination.needles", description=__doc__
-    )
+    parser = Parser(prog="python -m evalsuite.distill.data.decontamination.needles", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("documents", nargs="+", type=Path, help="documents of a run that is built")
     parser.add_argument(

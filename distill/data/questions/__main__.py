@@ -17,6 +17,7 @@ from evalsuite.distill.data.questions import corpora, promptsource
 from evalsuite.distill.data.questions.formats import TrainingQuestion, generated
 from evalsuite.foundation import DataError, progress
 from evalsuite.foundation.module_entry import run_module
+from evalsuite.foundation.parser import Parser
 from evalsuite.tasks.synthetic import english
 
 NARRATIVES = ("novels", "standard_ebooks")
@@ -35,7 +36,7 @@ Make = Callable[[str, str, random.Random], Iterator[TrainingQuestion]]
 
 def main() -> None:
     """Write one file per kind of question, and print how many questions each has, by origin."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="python -m evalsuite.distill.data.questions",
         description=package.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,

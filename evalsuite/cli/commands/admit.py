@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from evalsuite.cli.parser import command
+from evalsuite.foundation.parser import command
 
 
 def add(commands: argparse._SubParsersAction) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from evalsuite.cli.options import add_engine_option, add_model_options, engine_arguments
-from evalsuite.cli.parser import command
+from evalsuite.foundation.parser import command
 
 if TYPE_CHECKING:
     from evalsuite.models.benchmark.points import Key, Measurement

@@ -7,7 +7,7 @@ from typing import Any
 
 from evalsuite.cli.imports import add_import_options, read_inputs
 from evalsuite.cli.options import add_model_options, add_quiet, add_selection_options, given_options
-from evalsuite.cli.parser import command
+from evalsuite.foundation.parser import command
 
 
 def add(commands: argparse._SubParsersAction) -> None:

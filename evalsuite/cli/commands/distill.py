@@ -15,8 +15,8 @@ from evalsuite.cli.options import (
     executor_arguments,
     set_recipe_data,
 )
-from evalsuite.cli.parser import command
 from evalsuite.foundation import ConfigError, DataError, counted
+from evalsuite.foundation.parser import command
 
 if TYPE_CHECKING:
     from evalsuite.distill import Recipe

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from evalsuite.cli.options import add_data_option, add_engine_option, add_model_options, engine_arguments
-from evalsuite.cli.parser import command
+from evalsuite.foundation.parser import command
 
 
 def add(commands: argparse._SubParsersAction) -> None:

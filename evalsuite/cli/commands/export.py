@@ -6,7 +6,7 @@ from pathlib import Path
 
 from evalsuite.cli.imports import add_import_options, read_inputs
 from evalsuite.cli.options import add_selection_options
-from evalsuite.cli.parser import command
+from evalsuite.foundation.parser import command
 
 
 def add(commands: argparse._SubParsersAction) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from evalsuite.cli.imports import add_import_options, read_inputs
 from evalsuite.cli.options import add_selection_options, given_options
-from evalsuite.cli.parser import command
+from evalsuite.foundation.parser import command
 
 PLAN = ("plan", "documents", "loss", "churn", "score", "power")
 """Options of a plan."""

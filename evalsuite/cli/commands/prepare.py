@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from evalsuite.cli.options import add_quiet
-from evalsuite.cli.parser import command
+from evalsuite.foundation.parser import command
 
 
 def add(commands: argparse._SubParsersAction) -> None:

@@ -4,8 +4,8 @@ import argparse
 from pathlib import Path
 
 from evalsuite.cli.options import add_data_option, add_model_options, add_quiet
-from evalsuite.cli.parser import command
 from evalsuite.foundation import counted
+from evalsuite.foundation.parser import command
 
 
 def add(commands: argparse._SubParsersAction) -> None:

@@ -16,7 +16,7 @@ from evalsuite.cli.options import (
     given_options,
     without_defaults,
 )
-from evalsuite.cli.parser import command
+from evalsuite.foundation.parser import command
 
 if TYPE_CHECKING:
     from evalsuite.config import RunConfig

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from evalsuite.cli.options import add_quiet, add_recipe_options, set_recipe_data
-from evalsuite.cli.parser import command
+from evalsuite.foundation.parser import command
 
 
 def add(commands: argparse._SubParsersAction) -> None:

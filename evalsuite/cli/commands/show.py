@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from evalsuite.cli.options import add_data_option
-from evalsuite.cli.parser import command
+from evalsuite.foundation.parser import command
 from evalsuite.foundation.registry import Registry, plugin_origin
 
 LISTED = {

@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from evalsuite.cli.parser import command
+from evalsuite.foundation.parser import command
 
 NO_SCORES = "<!doctype html><title>evalsuite</title><p>No scores yet; reload this page later.\n"
 

@@ -10,9 +10,9 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from evalsuite.cli.parser import Parser
 from evalsuite.foundation import ConfigError
 from evalsuite.foundation.module_entry import run_module
+from evalsuite.foundation.parser import Parser
 from evalsuite.reports.studies.decision.analysis import OPEN, analyse
 from evalsuite.reports.studies.decision.page import write_page
 from evalsuite.reports.studies.decision.piece import teacher_of

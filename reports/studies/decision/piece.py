@@ -25,6 +25,7 @@ from typing import NamedTuple
 from evalsuite.executors.gpus import VISIBLE, visible_gpus
 from evalsuite.foundation import CheckpointError, ConfigError, nearest
 from evalsuite.foundation.module_entry import run_module
+from evalsuite.foundation.parser import Parser
 from evalsuite.reports.studies.decision.protocol import Protocol, Teacher, control, load_protocol
 
 NAME = "evalsuite.reports.studies.decision.piece"
@@ -42,9 +43,7 @@ class Job(NamedTuple):
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train and evaluate one piece."""
     protocol = load_protocol()
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", help="teacher of the protocol")
     parser.add_argument("--seed", type=int, nargs="+", required=True, dest="seeds")
     parser.add_argument("--students", nargs="+", help="of the protocol; all by default")

@@ -18,8 +18,8 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from evalsuite.cli.exit_codes import guarded
-from evalsuite.cli.parser import Parser
 from evalsuite.foundation import read_json
+from evalsuite.foundation.parser import Parser
 from evalsuite.reports.analysis.result_tensor import load_result_tensor
 from evalsuite.reports.measures.agreement.rows import AgreementPool
 

@@ -7,7 +7,6 @@ Its samples with `distances.parquet` from the sums per document of `reports/resu
 published there once.
 """
 
-import argparse
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from evalsuite.foundation.parser import Parser
 from evalsuite.reports.records.distances import ANSWERS, DISTANCE_FILE
 from evalsuite.reports.run import read_manifest
 from evalsuite.reports.studies.leaderboards.leaderboard_numbers import FIRST, RESULTS
@@ -77,7 +77,7 @@ def _texts() -> Iterator[tuple[str, pd.DataFrame]]:
 
 def main() -> None:
     """Write the run folder."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("run", type=Path, help="a folder that does not exist yet")
     run = parser.parse_args().run
     shutil.copytree(FIRST / "samples", run)

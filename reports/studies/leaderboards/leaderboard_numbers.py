@@ -9,7 +9,6 @@ recovery and needles. No code of the reports is used. On the first leaderboard B
 line only: its relations on countries are in the training data.
 """
 
-import argparse
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +18,7 @@ import pandas as pd
 from scipy.stats import spearmanr
 
 from evalsuite.foundation import read_json
+from evalsuite.foundation.parser import Parser
 
 RESULTS = Path(__file__).parents[2] / "results"
 FIRST = RESULTS / "smollm2-135m-instruct"
@@ -150,7 +150,7 @@ def describe(page: Path, draws: int, extra: tuple[str, ...] = ()) -> None:
 
 def main() -> None:
     """Describe both leaderboards."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("--draws", type=int, default=2000, help="of the bootstrap; 0: no intervals")
     draws = parser.parse_args().draws
     describe(FIRST, draws, ("bear",))

@@ -7,10 +7,10 @@ most W tokens: recoveries over such requests say nothing about what lies further
 with its longest choice, as lm-eval builds them, without examples.
 """
 
-import argparse
 from pathlib import Path
 from statistics import median
 
+from evalsuite.foundation.parser import Parser
 from evalsuite.models.checkpoints.load import load_checkpoint
 from evalsuite.protocols.loglikelihood import LogLikelihoodBenchmark
 from evalsuite.protocols.tokenization import Encoder
@@ -34,7 +34,7 @@ def lengths(name: str, encoder: Encoder, data: Path) -> list[int]:
 
 def main() -> None:
     """Print one line per benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Parser(description=__doc__.splitlines()[0])
     parser.add_argument("teacher", help="folder, hub id or GGUF file; its tokenizer alone is used")
     parser.add_argument("--data", type=Path, required=True)
     args = parser.parse_args()

@@ -10,9 +10,9 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from evalsuite.cli.parser import Parser
 from evalsuite.foundation import ConfigError
 from evalsuite.foundation.module_entry import run_module
+from evalsuite.foundation.parser import Parser
 from evalsuite.reports.studies.ledger.averages import read_averages
 from evalsuite.reports.studies.ledger.figures import read_figures
 from evalsuite.reports.studies.ledger.page import write_page

@@ -26,7 +26,6 @@ from typing import TYPE_CHECKING, Any
 
 from evalsuite.cli.exit_codes import guarded
 from evalsuite.cli.interrupts import interruptible
-from evalsuite.cli.parser import Parser
 from evalsuite.foundation import (
     ConfigError,
     RunFolderError,
@@ -36,6 +35,7 @@ from evalsuite.foundation import (
     write_json,
     write_text,
 )
+from evalsuite.foundation.parser import Parser
 from evalsuite.reports.run import read_manifest
 from evalsuite.reports.studies.selection.tables import (
     REFERENCE,

@@ -30,13 +30,13 @@ from tokenizers import ByteLevelBPETokenizer
 from transformers import PreTrainedTokenizerFast
 
 from evalsuite.cli.exit_codes import guarded
-from evalsuite.cli.parser import Parser
 from evalsuite.distill.data.loader import DataSources, StageDataLoader, prefetch
 from evalsuite.distill.data.preparation import read_examples
 from evalsuite.distill.recipe import Recipe
 from evalsuite.distill.recipe.data_sources import LocalSourceConfig
 from evalsuite.distill.types import GlobalBatch
 from evalsuite.foundation import progress
+from evalsuite.foundation.parser import Parser
 
 MAX_WAITING = 0.01
 MAX_GROWTH = 1.3

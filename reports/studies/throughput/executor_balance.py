@@ -22,11 +22,11 @@ from typing import Any
 import torch
 
 from evalsuite.cli.exit_codes import guarded
-from evalsuite.cli.parser import Parser
 from evalsuite.config import RunConfig
 from evalsuite.evaluation import evaluate
 from evalsuite.executors import EXECUTORS, Channel, Executor, Job, Worker, open_executor
 from evalsuite.foundation import write_json
+from evalsuite.foundation.parser import Parser
 from evalsuite.models.checkpoints.load import load_checkpoint
 from evalsuite.reports.run import read_environment
 

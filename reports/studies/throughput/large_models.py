@@ -22,7 +22,6 @@ import torch
 from torch import Tensor, distributed, nn
 
 from evalsuite.cli.exit_codes import guarded
-from evalsuite.cli.parser import Parser
 from evalsuite.distill.recipe.stage import Stage
 from evalsuite.distill.trainable import TRAINABLE_SETS, trainable_names
 from evalsuite.distill.training.distributed import ProcessGroup
@@ -33,6 +32,7 @@ from evalsuite.distill.training.provenance import package_versions
 from evalsuite.distill.training.train_step import TrainStep
 from evalsuite.distill.types import GlobalBatch, MicroBatch
 from evalsuite.foundation import write_json
+from evalsuite.foundation.parser import Parser
 from evalsuite.models.benchmark.random_models import FORM, parse_student, read_shape, shape_names
 from evalsuite.models.decoder import StudentConfig, StudentForCausalLM
 from evalsuite.models.decoder.config import decoder_config

@@ -9,9 +9,9 @@ from pathlib import Path
 import evalsuite.reports.studies.training_choices
 from evalsuite.cli.exit_codes import guarded
 from evalsuite.cli.interrupts import interruptible
-from evalsuite.cli.parser import Parser
 from evalsuite.executors.gpus import visible_gpus
 from evalsuite.foundation import append_jsonl, write_json
+from evalsuite.foundation.parser import Parser
 from evalsuite.reports.studies.training_choices.jobs import (
     DESIGN,
     Setting,

@@ -29,8 +29,8 @@ import transformers
 from transformers import PreTrainedModel
 
 from evalsuite.cli.exit_codes import guarded
-from evalsuite.cli.parser import Parser
 from evalsuite.foundation import append_jsonl, progress, write_text
+from evalsuite.foundation.parser import Parser
 from evalsuite.models import MIXERS
 from evalsuite.models.checkpoints.load import describe_checkpoint, load_checkpoint
 from evalsuite.models.inference.requests import GenerateRequest, GenerateResponse, ScoreRequest, ScoreResponse

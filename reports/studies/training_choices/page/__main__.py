@@ -4,8 +4,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from evalsuite.cli.parser import Parser
 from evalsuite.foundation import ConfigError, EvalsuiteError, nearest
+from evalsuite.foundation.parser import Parser
 from evalsuite.reports.admission import admit, load_rule
 from evalsuite.reports.studies.training_choices.page.documents import write_documents
 from evalsuite.reports.studies.training_choices.page.effects_page import write_page

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from evalsuite.foundation import ConfigError, nearest
+from evalsuite.foundation.errors import ConfigError, nearest
 from evalsuite.foundation.terminal import printable
 
 
