@@ -8,7 +8,7 @@ from math import inf
 from pathlib import Path
 from types import MappingProxyType
 
-from evalsuite.foundation import DataError, write_text
+from evalsuite.foundation import DataError, counted, write_text
 from evalsuite.foundation.taxonomy import PROTOCOL_TITLES, PROTOCOLS
 from evalsuite.reports import formatting
 from evalsuite.reports.analysis.lineage import lineage_of
@@ -83,7 +83,7 @@ def state_bytes(data: StudyData) -> dict[str, int]:
                 why = "has softmax layers" if lineage.softmax_layers else "states no bytes of state"
                 raise DataError(
                     f"{run.name}: {why}; a line by the size of states needs students whose run states the "
-                    "bytes of all layers ('taxonomy' of the lineage) and whose layers are all recurrent"
+                    "bytes of all layers (`state_bytes` of the lineage) and whose layers are all recurrent"
                 )
             found[run.name] = lineage.state_bytes
     return found
@@ -259,8 +259,9 @@ def _title(data: StudyData) -> str:
 def _counts(data: StudyData) -> str:
     scores = data.scores
     return (
-        f"{sum(map(scores.has, scores.runs))} of {len(scores.runs)} runs, {len(scores.benchmarks):,} "
-        f"documents of {len(scores.names)} benchmarks that both protocols read."
+        f"{sum(map(scores.has, scores.runs))} of {counted(len(scores.runs), 'run')}, "
+        f"{counted(len(scores.benchmarks), 'document')} of {counted(len(scores.names), 'benchmark')} "
+        "that both protocols read."
     )
 
 

@@ -58,8 +58,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         if each["name"] != MISSING:
             endings = {"looped": 0.9} if each["name"] == "kda-ce-seed0" else {"truncated": 0.3}
             levels = LEVELS[str(each["student"]), str(each["arm"])]
-            taxonomy = {"kda": {"state_bytes": STATES[str(each["arm"])]}}
-            lineage = {"mixers": ["kda", "kda"], "taxonomy": taxonomy}
+            lineage = {"mixers": ["kda", "kda"], "state_bytes": 2 * STATES[str(each["arm"])]}
             models.append(_checkpoint(str(each["name"]), levels, bad_endings=endings, lineage=lineage))
     run, folder = make_run(tmp_path / "run", BENCHMARKS, models), tmp_path / "study"
     for spec in BENCHMARKS:
