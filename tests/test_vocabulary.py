@@ -87,16 +87,16 @@ def names(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def texts(path: Path) -> Iterator[tuple[int, str]]:
-    """What a person reads: strings, docstrings and comments of a module, or the lines of another file."""
-    if path.suffix != ".py":
-        yield from enumerate(path.read_text().splitlines(), 1)
-        return
+    """What a person reads, if a retired word may be in it: strings, docstrings and comments, or lines."""
     source = path.read_text()
+    if not has_any(source, RETIRED):
+        return
+    if path.suffix != ".py":
+        yield from enumerate(source.splitlines(), 1)
+        return
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.lineno, node.value
-    if not has_any(source, RETIRED):
-        return
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             yield token.start[0], token.string

@@ -1,4 +1,4 @@
-"""The documentation, built once as `make docs` builds it."""
+"""The documentation, built once for all workers as `make docs` builds it."""
 
 import os
 import subprocess
@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from evalsuite.foundation.files import locked
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -14,13 +16,19 @@ ROOT = Path(__file__).resolve().parents[2]
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of the built site; a broken link fails the build."""
     pytest.importorskip("material", reason="needs the extra docs")
-    folder = tmp_path_factory.mktemp("site")
-    built = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
-        cwd=ROOT,
-        env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert built.returncode == 0, built.stderr
+    # With several workers their parent folder is that of the session.
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "site"
+    with locked(folder.with_suffix(".lock")):
+        if not folder.exists():
+            building = folder.with_suffix(".building")
+            built = subprocess.run(
+                [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(building)],
+                cwd=ROOT,
+                env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
+                capture_output=True,
+                text=True,
+            )
+            assert built.returncode == 0, built.stderr
+            building.rename(folder)
     return folder
