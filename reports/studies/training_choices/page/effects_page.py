@@ -110,14 +110,10 @@ def _leads(data: StudyData) -> str:
 
 
 def _page(data: StudyData, tables: Mapping[str, Table], refused: Mapping[str, str], has_printed: bool) -> str:
-    scores = data.scores
-    done = [run for run in scores.runs if scores.has(run)]
     sections = [
         f"# {data.title}: what each protocol says of each choice",
         _headline(data),
-        f"{len(done)} of {counted(len(scores.runs), 'run')}, "
-        f"{counted(len(scores.benchmarks), 'document')} of {counted(len(scores.names), 'benchmark')} "
-        "that both protocols read. Points are hundredths of a macro average. "
+        f"{counts_sentence(data)} Points are hundredths of a macro average. "
         "95 % intervals cover runs (variance pooled over arms) and documents.",
         "## Teacher",
         tables["teacher"].markdown(),
@@ -158,6 +154,16 @@ def _page(data: StudyData, tables: Mapping[str, Table], refused: Mapping[str, st
         runs_section(data),
     ]
     return "\n\n".join(sections) + "\n"
+
+
+def counts_sentence(data: StudyData) -> str:
+    """Return how many runs, documents and benchmarks a page rests on."""
+    scores = data.scores
+    return (
+        f"{sum(map(scores.has, scores.runs))} of {counted(len(scores.runs), 'run')}, "
+        f"{counted(len(scores.benchmarks), 'document')} of {counted(len(scores.names), 'benchmark')} "
+        "that both protocols read."
+    )
 
 
 def runs_section(data: StudyData) -> str:

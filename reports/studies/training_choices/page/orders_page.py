@@ -4,11 +4,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
-from evalsuite.foundation import counted, write_text
+from evalsuite.foundation import write_text
 from evalsuite.foundation.taxonomy import PROTOCOL_TITLES, PROTOCOLS
 from evalsuite.reports.studies.training_choices.analysis.effects import Effect, effects
 from evalsuite.reports.studies.training_choices.analysis.orders import PairOrder, pair_orders
-from evalsuite.reports.studies.training_choices.page.effects_page import runs_section, write_csv
+from evalsuite.reports.studies.training_choices.page.effects_page import (
+    counts_sentence,
+    runs_section,
+    write_csv,
+)
 from evalsuite.reports.studies.training_choices.page.figure import draw
 from evalsuite.reports.studies.training_choices.page.reading import StudyData
 from evalsuite.reports.studies.training_choices.page.tables import (
@@ -106,15 +110,11 @@ def order_sentences(pairs: Sequence[PairOrder]) -> list[str]:
 def _page(
     data: StudyData, tables: Mapping[str, Table], pairs: Sequence[PairOrder], refused: Mapping[str, str]
 ) -> str:
-    scores = data.scores
-    done = [run for run in scores.runs if scores.has(run)]
     sections = [
         f"# {data.title}: does a defect of published code change the order of mixers?",
         "\n".join(f"- {each}" for each in order_sentences(pairs))
         or "Too few runs are finished for an interval over runs.",
-        f"{len(done)} of {counted(len(scores.runs), 'run')}, "
-        f"{counted(len(scores.benchmarks), 'document')} of {counted(len(scores.names), 'benchmark')} "
-        "that both protocols read. Points are hundredths of a macro average. "
+        f"{counts_sentence(data)} Points are hundredths of a macro average. "
         "95 % intervals cover runs (variance pooled over defects) and documents.",
         "## Teacher",
         tables["teacher"].markdown(),

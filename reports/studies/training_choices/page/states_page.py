@@ -8,7 +8,7 @@ from math import inf
 from pathlib import Path
 from types import MappingProxyType
 
-from evalsuite.foundation import DataError, counted, write_text
+from evalsuite.foundation import DataError, write_text
 from evalsuite.foundation.taxonomy import PROTOCOL_TITLES, PROTOCOLS
 from evalsuite.reports import formatting
 from evalsuite.reports.analysis.lineage import lineage_of
@@ -18,7 +18,11 @@ from evalsuite.reports.figures.plots import Axis, Curve, Point, curves
 from evalsuite.reports.page.standalone import standalone_page
 from evalsuite.reports.studies.training_choices.analysis.scores import BASE, TEACHER
 from evalsuite.reports.studies.training_choices.analysis.states import END, StateSlope, state_slopes
-from evalsuite.reports.studies.training_choices.page.effects_page import runs_section, write_csv
+from evalsuite.reports.studies.training_choices.page.effects_page import (
+    counts_sentence,
+    runs_section,
+    write_csv,
+)
 from evalsuite.reports.studies.training_choices.page.reading import StudyData
 from evalsuite.reports.studies.training_choices.page.tables import (
     Table,
@@ -241,7 +245,7 @@ def _charts(
     lead = "A point is one run; a line is fitted over the runs of a student (least squares)."
     shown = {"slopes": "Points per doubling of the state", "sizes": "Percentage right of each finished run"}
     blocks: list[Block] = [
-        Text(f"{_counts(data)} {lead} {STATE}"),
+        Text(f"{counts_sentence(data)} {lead} {STATE}"),
         Charts(_figures(data, slopes)),
         *(
             Part(title, [Texts(Values(tables[name].columns, tables[name].rows), title)])
@@ -256,15 +260,6 @@ def _title(data: StudyData) -> str:
     return f"{data.title}: percentage right by size of the state"
 
 
-def _counts(data: StudyData) -> str:
-    scores = data.scores
-    return (
-        f"{sum(map(scores.has, scores.runs))} of {counted(len(scores.runs), 'run')}, "
-        f"{counted(len(scores.benchmarks), 'document')} of {counted(len(scores.names), 'benchmark')} "
-        "that both protocols read."
-    )
-
-
 def _page(
     data: StudyData, tables: Mapping[str, Table], slopes: Sequence[StateSlope], notes: Sequence[str]
 ) -> str:
@@ -272,7 +267,7 @@ def _page(
         f"# {_title(data)}",
         "\n".join(f"- {each}" for each in trend_sentences(data, slopes))
         or "Too few runs are finished for an interval over runs.",
-        f"{_counts(data)} [Charts]({CHARTS}): a point per run, a line per student.",
+        f"{counts_sentence(data)} [Charts]({CHARTS}): a point per run, a line per student.",
         "## Teacher",
         tables["teacher"].markdown(),
         "## Slopes",
