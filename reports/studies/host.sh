@@ -56,6 +56,8 @@ case $1 in
     tail -n 2 study.log out/*.log 2>/dev/null || true
     ;;
   poll)
+    # On another machine than the study's there is nothing to wait for.
+    [ -f "$root/study.log" ] || { echo "no study was started on this machine"; exit 1; }
     start=$(date +%s)
     while [ ! -f "$root/finished" ] && [ $(($(date +%s) - start)) -lt "$2" ]; do sleep 2; done
     cd "$root"

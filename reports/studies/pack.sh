@@ -16,7 +16,7 @@ cp "$(dirname "$0")/host.sh" "$out/parts/0"
 
 versions=$("$python" - <<'PYTHON'
 from importlib.metadata import version
-names = "pydantic pydantic-core annotated-types typing-inspection typing-extensions gguf einops zstandard datasets xxhash dill multiprocess"
+names = "pydantic pydantic-core annotated-types typing-inspection typing-extensions gguf einops zstandard datasets xxhash dill multiprocess plotly narwhals"
 print(*(f"{name}=={version(name)}" for name in names.split()), "fla-core==0.6.0 flash-linear-attention==0.6.0")
 PYTHON
 )

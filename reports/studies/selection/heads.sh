@@ -3,14 +3,14 @@
 # folder of a packed study. Its shard, out/heads.tar.xz, is scored at home.
 #
 #     reports/studies/decision/pack.sh smollm2 TEACHER.gguf DATA TRITON.tar.xz OUT reports/studies/suites/needles-4k.yaml
-#     WORKERS=3 host.sh start bash code/reports/studies/selection/heads.sh
+#     GPUS="0 1" WORKERS=6 host.sh start bash code/reports/studies/selection/heads.sh
 #
 # KDA in the other layers, recipe smollm2-135m-instruct-2:tokens-8m (docs/how-to/select-layers.md, Heads). Two groups of students
-# are trained at once. Smaller, on a CPU: HEADS=4 LAYERS=1 OTHERS= HEAD_OPTIONS="held_out=2" SET="stages.align.tokens=4k …" heads.sh
+# are trained at once, each on its own GPU where two are named. Selections that lie in the folder are not repeated. Smaller, on a CPU: HEADS=4 LAYERS=1 OTHERS= HEAD_OPTIONS="held_out=2" SET="stages.align.tokens=4k …" heads.sh
 set -euo pipefail
 root=$PWD
 evalsuite=(python3 -m evalsuite)
-heads=(${HEADS:-4 10 20 36}) layers=(${LAYERS:-1 3 6 12})
+heads=(${HEADS:-4 10 20 36}) layers=(${LAYERS:-1 3 6 12}) gpus=(${GPUS:-0})
 teacher=$root/teacher-smollm2
 recipe=(smollm2-135m-instruct-2 --mixer kda --data "$root/data")
 mkdir -p out
@@ -19,6 +19,7 @@ mkdir -p out
 select_units() {
   local selector=$1 name=$2 options=$3
   shift 3
+  [ ! -f "$name-$1.json" ] || return 0
   # shellcheck disable=SC2086
   "${evalsuite[@]}" select "${recipe[@]}" --set "teacher=$teacher" --selector "$selector" --budget "$@" --option $options \
     --work "work-$name" --out "$name.json" > "out/select-$name.log" 2>&1
@@ -33,17 +34,17 @@ wait $!
 cp heads-*.json layers-*.json out
 
 distil() {
-  local name=$1
-  shift
+  local name=$1 gpu=$2
+  shift 2
   # shellcheck disable=SC2086
-  "${evalsuite[@]}" distill smollm2-135m-instruct-2:tokens-8m --mixer "$@" --data "$root/data" --set "teacher=$teacher" ${SET:-} \
+  CUDA_VISIBLE_DEVICES=$gpu "${evalsuite[@]}" distill smollm2-135m-instruct-2:tokens-8m --mixer "$@" --data "$root/data" --set "teacher=$teacher" ${SET:-} \
     --out "training-$name" > "out/distill-$name.log" 2>&1
 }
-distil heads kda "${heads[@]/#/heads-}" &
+distil heads "${gpus[0]}" "${heads[@]/#/heads-}" &
 first=$!
-distil layers "${layers[@]/#/layers-}" ${OTHERS-hybrid-4-recall} &
+distil layers "${gpus[-1]}" "${layers[@]/#/layers-}" ${OTHERS-kda hybrid-4-recall} &
 wait "$first"
 wait $!
 
 "${evalsuite[@]}" run --out smollm2 --infer-only --no-cache --checkpoint "$teacher" training-heads training-layers \
-  ${WORKERS:+--executor-args num_workers=$WORKERS workers_per_gpu=$WORKERS} --export-shard out/heads.tar.xz > out/respond.log 2>&1
+  ${WORKERS:+--executor-args num_workers=$WORKERS workers_per_gpu=$((WORKERS / ${#gpus[@]}))} --export-shard out/heads.tar.xz > out/respond.log 2>&1
