@@ -4,6 +4,8 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from evalsuite.foundation.taxonomy import PROTOCOLS
 from evalsuite.reports.studies.training_choices.page.reading import StudyData
@@ -32,4 +34,12 @@ def document_scores(data: StudyData) -> pd.DataFrame:
 
 def write_documents(data: StudyData, out: Path) -> None:
     """Write `document_scores` into the folder of the page."""
-    document_scores(data).to_parquet(out / FILE, compression="zstd", index=False)
+    write_small(document_scores(data), out / FILE)
+
+
+def write_small(frame: pd.DataFrame, path: Path) -> None:
+    """Write a table of many columns without statistics and a second schema, which outweigh the scores."""
+    table = pa.Table.from_pandas(frame, preserve_index=False).replace_schema_metadata(None)
+    pq.write_table(
+        table, path, compression="zstd", compression_level=19, write_statistics=False, store_schema=False
+    )
