@@ -9,7 +9,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, BloomConfig, LlamaCon
 
 from evalsuite.foundation import ConfigError
 from evalsuite.models.checkpoints.load import Checkpoint
+from evalsuite.models.inference import proof
 from evalsuite.models.inference.proof import UnsupportedModelError, refuse_unsupported
+from evalsuite.models.inference.torch import verify_cache
 from evalsuite.models.inference.torch.engine import TorchEngine
 from evalsuite.models.inference.torch.model_runner import ModelRunner
 from evalsuite.models.inference.torch.scheduler import DecodeBatch
@@ -83,6 +85,21 @@ def test_a_decode_step_that_reads_elsewhere_is_refused(monkeypatch: pytest.Monke
     monkeypatch.setattr(DecodeBatch, "read", late)
     with pytest.raises(ConfigError, match="LlamaForCausalLM: a text that engine torch reads token by token"):
         engine(LlamaConfig(**SIZES, **HEADS | {"max_position_embeddings": 128}))
+
+
+def test_what_float64_does_not_show_is_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = []
+
+    def strict(expected: list[torch.Tensor], found: list[torch.Tensor]) -> float | None:
+        compared.append(expected[0].dtype)
+        return proof.largest_deviation(expected, found)
+
+    monkeypatch.setitem(proof._ROUNDING, "cpu", 1e-10)
+    monkeypatch.setattr(verify_cache, "largest_deviation", strict)
+    model = engine(LlamaConfig(**SIZES, **HEADS)).checkpoint.model
+    assert compared[0] == torch.float32
+    assert set(compared[1:]) >= {torch.float64}
+    assert model.dtype == torch.float32
 
 
 def test_an_error_of_evalsuite_is_passed_on() -> None:
