@@ -55,7 +55,7 @@ def test_threads_and_handlers_end_before_the_process(end: str, code: int, printe
 )
 def test_a_command_without_stdout_ends_with_its_exit_code(redirection: str, code: int) -> None:
     """A closed stream hides the text, not the verdict; what cannot be written is an error."""
-    command = f"{sys.executable} -m evalsuite show benchmarks {redirection}"
+    command = f"{sys.executable} -m evalsuite show suites {redirection}"
     script = f"{command}; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", script], cwd=ROOT, capture_output=True, text=True)
     assert "Traceback" not in done.stderr

@@ -4,9 +4,12 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+
+from evalsuite.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -25,21 +28,6 @@ sys.meta_path.insert(0, Interrupt())
 sys.argv = ["evalsuite", "show", "mixers"]
 runpy.run_module("evalsuite", run_name="__main__")
 """
-
-DURING_WORK = """
-import importlib, os, signal, sys, time
-
-signal.signal(signal.SIGINT, signal.default_int_handler)
-
-def work(*_, **__):
-    os.kill(os.getpid(), signal.{signal})
-    time.sleep(30)
-
-setattr(importlib.import_module({module!r}), {name!r}, work)
-from evalsuite.cli import main
-sys.exit(main({argv!r}))
-"""
-
 
 def run(code: str, folder: Path) -> tuple[int, list[str]]:
     """Return exit code and lines of stderr of a Python process."""
@@ -67,7 +55,7 @@ def test_a_signal_while_modules_load_is_one_line(
 
 COMMANDS = {
     "run": ("evalsuite.evaluation", "evaluate", ["run", "s", "--teacher", "t", "--out", "o"]),
-    "gate": ("evalsuite.cli.imports", "read_inputs", ["gate", "r", "--min-recovery", "0.9"]),
+    "gate": ("evalsuite.cli.commands.gate", "read_inputs", ["gate", "r", "--min-recovery", "0.9"]),
     "compare": ("evalsuite.evaluation", "evaluate", ["compare", "t", "--suite", "s", "--out", "o"]),
     "distill": ("evalsuite.distill", "load_recipe", ["distill", "recipe", "--out", "o"]),
 }
@@ -78,19 +66,31 @@ COMMANDS = {
     ("name", "code", "word"), [("SIGINT", 130, "interrupted"), ("SIGTERM", 143, "terminated")]
 )
 def test_a_signal_ends_a_command_with_one_line(
-    verb: str, name: str, code: int, word: str, tmp_path: Path
+    verb: str,
+    name: str,
+    code: int,
+    word: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     module, function, argv = COMMANDS[verb]
-    found, lines = run(DURING_WORK.format(module=module, name=function, argv=argv, signal=name), tmp_path)
-    assert found == code, lines
-    assert len(lines) == 1
-    assert lines[0].startswith(f"evalsuite {verb}: {word}")
-    assert ("repeat the command to resume" in lines[0]) == (verb in ("run", "distill"))
+
+    def work(*_: object, **__: object) -> None:
+        os.kill(os.getpid(), signal.Signals[name])
+        time.sleep(30)
+
+    monkeypatch.setattr(f"{module}.{function}", work)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        assert main(argv) == code
+    finally:
+        signal.signal(signal.SIGINT, before)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"evalsuite {verb}: {word}")
+    assert ("repeat the command to resume" in line) == (verb in ("run", "distill"))
 
 
 def test_main_restores_the_handler_of_its_caller() -> None:
-    from evalsuite.cli import main
-
     before = signal.getsignal(signal.SIGTERM)
     assert main(["gate", "no-such-run", "--min-recovery", "0.9"]) >= 64
     assert signal.getsignal(signal.SIGTERM) is before

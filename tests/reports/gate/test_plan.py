@@ -34,7 +34,7 @@ from evalsuite.reports.statistics.power import (
 )
 
 RUN = Path(__file__).parents[1] / "fixtures" / "passing"
-PAIRS, BATCHES = 40, 50
+PAIRS, BATCHES = 80, 25
 
 
 def policy(*rules: Any, **more: Any) -> Policy:
