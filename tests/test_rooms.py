@@ -1,6 +1,7 @@
 """The layout of the repository: rooms and import directions."""
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,7 @@ def modules(*rooms: str) -> list[Path]:
     ]
 
 
+@cache
 def imports(path: Path) -> set[str]:
     """Dotted names of everything that a module imports, also inside functions."""
     names: set[str] = set()

@@ -165,10 +165,12 @@ def test_compare_refuses_missing_data_folder(run: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_compare_does_not_import_torch(run: Path, data: Path, tmp_path: Path) -> None:
+def test_compare_and_gate_do_not_import_torch(run: Path, data: Path, tmp_path: Path) -> None:
     arguments = ["compare", str(run), "--data", str(data), "--questions", "--out", str(tmp_path / "out")]
+    gate = ["gate", str(run), "--min-recovery", "0.9"]
     code = (
         f"import sys; from evalsuite.cli.entry import main; assert main({arguments!r}) == 0; "
+        f"assert main({gate!r}) == 1; "
         "assert not {'torch', 'transformers', 'lm_eval', 'evalscope', 'datasets'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, capture_output=True)

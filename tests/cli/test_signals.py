@@ -29,6 +29,7 @@ sys.argv = ["evalsuite", "show", "mixers"]
 runpy.run_module("evalsuite", run_name="__main__")
 """
 
+
 def run(code: str, folder: Path) -> tuple[int, list[str]]:
     """Return exit code and lines of stderr of a Python process."""
     done = subprocess.run(

@@ -1,6 +1,7 @@
 """The built documentation: complete reference, no requests to other hosts, readable formulas."""
 
 import ast
+import csv
 import html
 import json
 import re
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from docs._generate import tables
 from evalsuite.cli.entry import build_parser
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -125,3 +127,13 @@ def test_notebooks_are_pages(site: Path) -> None:
         assert all("".join(cell["source"]) in shown for cell in cells)
         assert f'href="{path.name}"' in page
         assert (site / "notebooks" / path.name).is_file()
+
+
+def test_every_drop_of_every_study_is_on_the_page_of_gap_studies(site: Path) -> None:
+    page = (site / "gap-studies.html").read_text().replace("\N{NO-BREAK SPACE}", " ")
+    drops = sorted(tables.RESULTS.rglob("drops.csv"))
+    assert len(drops) >= 4
+    for path in drops:
+        with open(path, newline="") as file:
+            for row in csv.DictReader(file):
+                assert f">{row['gap']}</td>" in page, path

@@ -1,6 +1,5 @@
 """Tables of pages that are read from tracked results."""
 
-import csv
 from pathlib import Path
 
 import pytest
@@ -35,13 +34,3 @@ def test_files_of_one_shape_are_one_table_with_their_studies(
         reference.generate("csv two/missing.csv")
     with pytest.raises(ValueError, match=r"two/empty\.csv: empty"):
         reference.generate("csv two/empty.csv")
-
-
-def test_every_drop_of_every_study_is_on_the_page_of_gap_studies(site: Path) -> None:
-    page = (site / "gap-studies.html").read_text().replace("\N{NO-BREAK SPACE}", " ")
-    drops = sorted(tables.RESULTS.rglob("drops.csv"))
-    assert len(drops) >= 4
-    for path in drops:
-        with open(path, newline="") as file:
-            for row in csv.DictReader(file):
-                assert f">{row['gap']}</td>" in page, path

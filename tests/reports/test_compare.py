@@ -3,8 +3,6 @@
 import csv
 import json
 import shutil
-import subprocess
-import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -120,16 +118,6 @@ def test_benchmarks_without_scores_are_not_counted(tmp_path: Path) -> None:
 
 def test_page_is_deterministic(small_run: Path, plain: Comparison, tmp_path: Path) -> None:
     assert compare([small_run], tmp_path).page.read_bytes() == plain.page.read_bytes()
-
-
-def test_torch_is_never_imported(small_run: Path, tmp_path: Path) -> None:
-    code = (
-        "import sys; from pathlib import Path; import evalsuite.reports as r; "
-        f"r.compare([Path({str(small_run)!r})], Path({str(tmp_path)!r})); "
-        f"r.run_gate([Path({str(small_run)!r})], r.policy_from_options(min_recovery=0.5)); "
-        "assert not {'torch', 'transformers', 'lm_eval', 'evalscope'} & set(sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
 
 
 class Tags(HTMLParser):

@@ -10,10 +10,17 @@ from tests.parity.tiny_families import VOCABULARY
 
 @pytest.fixture(scope="session")
 def tiny_documents() -> list[ScoreRequest]:
-    """Documents of two continuations, of 4 to 36 tokens."""
+    """Documents of two continuations, of 4 to 20 tokens."""
     draw = random.Random(0)
 
     def tokens(least: int, most: int) -> tuple[int, ...]:
         return tuple(draw.randrange(3, VOCABULARY) for _ in range(draw.randint(least, most)))
 
-    return [ScoreRequest(tokens(3, 30), (tokens(1, 6), tokens(1, 6))) for _ in range(5)]
+    return [ScoreRequest(tokens(3, 14), (tokens(1, 6), tokens(1, 6))) for _ in range(5)]
+
+
+@pytest.fixture(autouse=True)
+def short_responses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A third of the tokens that `doctor` generates, for short tests."""
+    for module in ("served", "consistency_checks"):
+        monkeypatch.setattr(f"evalsuite.models.diagnostics.{module}.NUM_GENERATED", 8)

@@ -53,7 +53,7 @@ def documents(count: int = 8) -> list[ScoreRequest]:
     def ids(low: int, high: int) -> tuple[int, ...]:
         return tuple(draw.randrange(90) for _ in range(draw.randint(low, high)))
 
-    return [ScoreRequest(ids(3, 30), tuple(ids(1, 6) for _ in range(3))) for _ in range(count)]
+    return [ScoreRequest(ids(3, 14), tuple(ids(1, 6) for _ in range(2))) for _ in range(count)]
 
 
 @pytest.mark.parametrize("mixers", [None, ["gated_deltanet", "softmax"], ["gla", "linear_attention"]])
