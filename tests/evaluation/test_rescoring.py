@@ -139,29 +139,28 @@ def test_score_only_refuses_suite_of_another_run(suite: Path, expected: Path, tm
     score_again(other, expected)  # A part of the run.
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "named"),
-    [
-        ("name: small", "name: smaller", "suite small"),
-        ("title: Small", "title: Small\nsampling: {temperature: 0.5}", r"entries\[pocket_facts\]\.sampling"),
-        ("title: Small", "title: Small\nseed: 1", "seed: 0 there, 1 here"),
-        ("limit: 4", "limit: 3", r"entries\[pocket_facts\]\.limit: 4 there, 3 here"),
-        ("limit: 2", "limit: 1", r"entries\[pocket_niah_single_1\]\.limit: 2 there, 1 here"),
-        (
-            "- pocket_facts",
-            "- {benchmark: pocket_facts, metrics: {loglikelihood: acc_norm}}",
-            r"entries\[pocket_facts\]",
-        ),
-        ("- pocket_facts", "- {benchmark: pocket_facts, prompt: literal}", r"entries\[pocket_facts\]"),
-    ],
-)
-def test_score_only_refuses_a_suite_that_has_changed(
-    before: str, after: str, named: str, suite: Path, expected: Path
-) -> None:
+CHANGES = {
+    # Of a suite: what it becomes, and what is named.
+    "name: small": ("name: smaller", "suite small"),
+    "title: Small": ("title: Small\nsampling: {temperature: 0.5}", r"entries\[pocket_facts\]\.sampling"),
+    "title: Small\nlimit": ("title: Small\nseed: 1\nlimit", "seed: 0 there, 1 here"),
+    "limit: 4": ("limit: 3", r"entries\[pocket_facts\]\.limit: 4 there, 3 here"),
+    "limit: 2": ("limit: 1", r"entries\[pocket_niah_single_1\]\.limit: 2 there, 1 here"),
+    "  - pocket_facts": (
+        "  - {benchmark: pocket_facts, metrics: {loglikelihood: acc_norm}}", r"entries\[pocket_facts\]"
+    ),
+    "- pocket_facts": ("- {benchmark: pocket_facts, prompt: literal}", r"entries\[pocket_facts\]"),
+}  # fmt: skip
+
+
+def test_score_only_refuses_a_suite_that_has_changed(suite: Path, expected: Path) -> None:
     """It scored with the settings that the run was built with, and said nothing."""
-    suite.write_text(suite.read_text().replace(before, after))
-    with pytest.raises(EvalsuiteError, match=named):
-        score_again(suite, expected)
+    text = suite.read_text()
+    for before, (after, named) in CHANGES.items():
+        assert before in text
+        suite.write_text(text.replace(before, after))
+        with pytest.raises(EvalsuiteError, match=named):
+            score_again(suite, expected)
 
 
 @pytest.mark.parametrize(

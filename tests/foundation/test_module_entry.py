@@ -1,7 +1,6 @@
 """Modules run by `python -m` end bad input in one line, with the code of the error."""
 
-import os
-import subprocess
+import runpy
 import sys
 
 import pytest
@@ -50,13 +49,21 @@ def test_other_errors_are_defects() -> None:
     ],
 )
 def test_commands_of_distillation_name_bad_input(
-    module: str, arguments: list[str], code: int, message: str, tmp_path: object
+    module: str,
+    arguments: list[str],
+    code: int,
+    message: str,
+    tmp_path: object,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     name = f"evalsuite.{module}"
-    command = [sys.executable, "-m", name, *(each.format(tmp=tmp_path) for each in arguments)]
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    assert done.returncode == code, done.stderr
-    assert len(done.stderr.splitlines()) == 1
-    assert done.stderr.startswith(f"{name}: ")
-    assert message in done.stderr
+    monkeypatch.setattr(sys, "argv", [name, *(each.format(tmp=tmp_path) for each in arguments)])
+    # Run by `python -m`, a module is not imported before.
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    with pytest.raises(SystemExit) as exit_:
+        runpy.run_module(name, run_name="__main__", alter_sys=True)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert exit_.value.code == code, line
+    assert line.startswith(f"{name}: ")
+    assert message in line

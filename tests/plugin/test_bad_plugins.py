@@ -32,10 +32,11 @@ BAD: dict[str, tuple[str, str]] = {
     "kind": (SOUND + "item = 3\n", "of bad-plugin 1.0 is no "),
 }
 """What is wrong → the plugin's module, and what the refusal says."""
+CASES = [*(("kind", group) for group in GROUPS), *((what, "evalsuite.samplers") for what in BAD)]
+"""All registries load plugins by the same code, but for what kind each demands."""
 
 
-@pytest.mark.parametrize("group", GROUPS)
-@pytest.mark.parametrize("what", BAD)
+@pytest.mark.parametrize(("what", "group"), dict.fromkeys(CASES))
 def test_a_bad_plugin_is_refused_by_name(
     install: Install, group: str, what: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

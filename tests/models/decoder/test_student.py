@@ -185,7 +185,7 @@ def test_cached_generation_equals_uncached(make_teacher: Make, name: str, head_d
     student = build_student(teacher, mixers, options=options).double()
     mask = torch.ones(2, 12, dtype=torch.long)
     mask[0, :4] = 0
-    settings = {"attention_mask": mask, "max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+    settings = {"attention_mask": mask, "max_new_tokens": 4, "do_sample": False, "pad_token_id": 0}
     cached = student.generate(ids(), output_logits=True, return_dict_in_generate=True, **settings)
     plain = student.generate(
         ids(), use_cache=False, output_logits=True, return_dict_in_generate=True, **settings

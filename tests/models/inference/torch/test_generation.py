@@ -53,8 +53,8 @@ def test_common_prefixes_are_prefilled_once(engine: TorchEngine, monkeypatch: py
         haystacks[0][:depth] + own for depth, own in zip(range(70, 118, 6), prompts(8, seed=5), strict=True)
     ]
     inputs = [*few_shot, *needles, haystacks[0], *prompts(4, seed=6)]
-    requests = [GenerateRequest(prompt, SamplingParams(max_new_tokens=12)) for prompt in inputs]
-    expected = [reference(engine, prompt, 12) for prompt in inputs]
+    requests = [GenerateRequest(prompt, SamplingParams(max_new_tokens=6)) for prompt in inputs]
+    expected = [reference(engine, prompt, 6) for prompt in inputs]
     prefilled: list[int] = []
     original = ModelRunner.prefill
 
