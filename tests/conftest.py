@@ -3,6 +3,9 @@
 import gc
 import os
 
+# Imports make many objects that stay, and tests few cycles: looking for them less often saves a quarter of
+# the time of collection.
+gc.set_threshold(50_000, 20, 20)
 # Tests neither read nor write the user's cache; an empty value means none.
 os.environ["EVALSUITE_CACHE"] = ""
 if "PYTEST_XDIST_WORKER" in os.environ:

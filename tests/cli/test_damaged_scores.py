@@ -116,6 +116,9 @@ DAMAGES: dict[str, Damage] = {
 }
 ONLY_DETAIL = {name for name in DAMAGES if "detail" in name and name != "no detail"}
 """What a command that reads no detail cannot see."""
+OF_GENERATION = sorted(ONLY_DETAIL | {"no detail", "a choice that is text"})
+CASES = [*((what, "loglikelihood") for what in DAMAGES), *((what, "generation") for what in OF_GENERATION)]
+"""Files of both protocols are read alike, but for details, which hold responses, and choices."""
 
 
 def told(argv: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
@@ -127,8 +130,7 @@ def told(argv: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]
     return code, capsys.readouterr().err
 
 
-@pytest.mark.parametrize("protocol", ["loglikelihood", "generation"])
-@pytest.mark.parametrize("what", DAMAGES)
+@pytest.mark.parametrize(("what", "protocol"), CASES)
 def test_report_and_gate_refuse_damaged_scores(
     what: str, protocol: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,7 +13,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from evalsuite.foundation import DataError
 from evalsuite.models import build_student
 from evalsuite.models.checkpoints.load import Checkpoint
-from evalsuite.models.diagnostics.consistency_checks import format_checks, run_consistency_checks
+from evalsuite.models.diagnostics.consistency_checks import (
+    _CheckRunner,
+    format_checks,
+    run_consistency_checks,
+)
 from evalsuite.models.inference.requests import ScoreRequest
 from evalsuite.models.inference.torch.engine import TorchEngine
 
@@ -199,11 +203,9 @@ def test_an_engine_that_depends_on_what_came_before_or_with_it_is_found(fault: s
 def test_precision_check_casts_parameters_only(mixers: list[str] | None) -> None:
     """Nobody runs bfloat16 rotary frequencies or decays: loading in bfloat16 leaves them in float32."""
     examined, requests = checkpoint(mixers), documents()
-    (found,) = (
-        check
-        for check in run_consistency_checks(examined, requests)["checks"]
-        if check["name"] == "precision bfloat16"
-    )
+    runner = _CheckRunner(examined, requests)
+    (check,) = (each for each in runner.variants() if each[0] == "precision bfloat16")
+    found = runner.run(*check)
     model = copy.deepcopy(examined.model)
     for parameter in model.parameters():
         parameter.data = parameter.data.to(torch.bfloat16)
@@ -219,4 +221,4 @@ def test_precision_check_casts_parameters_only(mixers: list[str] | None) -> None
             targets = ids[0, 1:, None]
             difference = ours[:-1].gather(1, targets) - theirs[:-1].gather(1, targets)
             largest = max(largest, float(difference.abs().max()))
-    assert (found["changed_tokens"], found["max_difference"]) == (changed, pytest.approx(largest, abs=1e-6))
+    assert (found.changed_tokens, found.max_difference) == (changed, pytest.approx(largest, abs=1e-6))

@@ -37,9 +37,8 @@ def findings(model: PreTrainedModel, plant: Callable[[], None] = lambda: None) -
     return {path.name: path for path in check_own_paths(model, ROWS, reference)}
 
 
-@pytest.mark.parametrize("name", ["llama", "gpt2", "gpt_neox", "deepseek_v3", "olmo", "cohere"])
-def test_sound_families_have_no_finding(name: str) -> None:
-    found = findings(tiny(name))
+def test_a_sound_model_has_no_finding() -> None:
+    found = findings(tiny("llama"))
     assert [path.name for path in found.values() if path.finding or path.skipped] == []
     assert found["padded right"].num_tokens == sum(map(len, ROWS))
     assert found["right, decoded"].num_tokens == len(ROWS)
@@ -148,7 +147,7 @@ def test_teachers_are_examined_in_their_own_code(
     assert accused[1] == {"packed", "packed, bounds", "right, decoded"}
 
 
-@pytest.mark.parametrize("name", ["mamba2", "nemotron_h", "qwen3_5", "olmo_hybrid", "llama"])
+@pytest.mark.parametrize("name", ["mamba2", "llama"])
 def test_the_table_names_the_padding_defect_of_hybrids(name: str, tiny_documents: list[ScoreRequest]) -> None:
     tiny(name)
     text = format_checks(run_consistency_checks(make_checkpoint(FAMILIES[name]), tiny_documents))

@@ -24,7 +24,7 @@ def accusations(examined: Checkpoint, documents: Sequence[ScoreRequest]) -> list
     """Checks and own paths that do not pass, but for a cast to another dtype, which is no defect."""
     result = run_consistency_checks(examined, documents)
     return [
-        *(path["name"] for path in result["own_paths"] if path["finding"]),
+        *(path["name"] for path in result["own_paths"] if path["finding"] or path["skipped"]),
         *(
             check["name"]
             for check in summarize_checks(result)["checks"]

@@ -324,13 +324,13 @@ def test_variants_of_other_sizes_are_one_recipe(tmp_path: Path) -> None:
 def test_runs_of_one_recipe_are_one_curve_with_an_interval_over_runs(tmp_path: Path) -> None:
     curves = {0: (0.4, 0.5, 0.6), 1: (0.4, 0.47, 0.5), 2: (0.4, 0.53, 0.7)}
     scores = {("gla", seed): curve for seed, curve in curves.items()}
-    (row,) = report_by_size(tmp_path / "runs", scores, 3000).of(fitted)[0]
+    (row,) = report_by_size(tmp_path / "runs", scores, 1500).of(fitted)[0]
     assert (row.runs, len(row.checkpoints), len(row.values)) == (3, 9, 3)
     slopes = [np.polyfit([0, 1, 2], np.array(curve) / 0.8, 1)[0] for curve in curves.values()]
     expected = seeds.over_runs(slopes)
     assert row.slope.point == pytest.approx(expected.point, abs=0.02)
     assert row.slope.width == pytest.approx(expected.width, rel=0.3)
-    alone = report_by_size(tmp_path / "one", {("gla", 0): curves[0]}, 3000)
+    alone = report_by_size(tmp_path / "one", {("gla", 0): curves[0]}, 1500)
     (single,) = alone.of(fitted)[0]
     assert single.runs == 1
     assert single.slope.width < row.slope.width / 4
