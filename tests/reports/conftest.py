@@ -180,6 +180,7 @@ def _answers(
     rho: float,
 ) -> list[ScoreRow]:
     truth = model.truth(spec.name, protocol, context)
+    limit, weights_id = NORMAL.inv_cdf(min(max(truth, 1e-9), 1 - 1e-9)), model.weights_id
     records = []
     for seed in spec.seeds if protocol == "generation" else (0,):
         noise = rng.standard_normal(len(difficulty))
@@ -190,12 +191,11 @@ def _answers(
             noise = math.sqrt(0.5) * (noise + shared)
         latent = math.sqrt(rho) * difficulty + math.sqrt(1 - rho) * noise
         for number, value in enumerate(latent):
-            right = value < NORMAL.inv_cdf(min(max(truth, 1e-9), 1 - 1e-9))
+            right = value < limit
             outcome, detail = "ok", _choices(number, right, rng)
             values = {"acc": float(right)}
             if spec.continuous:
-                margin = NORMAL.inv_cdf(min(max(truth, 1e-9), 1 - 1e-9)) - value
-                values = {"acc": min(1.0, max(0.0, 0.4 * margin))}
+                values = {"acc": min(1.0, max(0.0, 0.4 * (limit - value)))}
             if spec.perplexity:
                 words = 60 + number % 50
                 values = {"nll": words * (truth + 0.2 * value), "words": float(words)}
@@ -205,8 +205,8 @@ def _answers(
             prompt = f"{spec.name} {context} {number} {protocol}{model.prompts}"
             records.append(
                 ScoreRow(
-                    weights_id=model.weights_id,
-                    fingerprint=model.weights_id[::-1],
+                    weights_id=weights_id,
+                    fingerprint=weights_id[::-1],
                     benchmark=spec.name,
                     protocol=protocol,
                     seed=seed,
@@ -235,12 +235,12 @@ def _picked(values: Mapping[str, float], detail: Mapping[str, Any]) -> dict[str,
 
 def _choices(number: int, right: bool, rng: np.random.Generator) -> dict[str, object]:
     gold = number % 4
-    logprobs = -rng.gamma(4.0, 2.0, 4)
-    best = int(np.argmax(logprobs))
+    logprobs = (-rng.gamma(4.0, 2.0, 4)).tolist()
+    best = logprobs.index(max(logprobs))
     if right != (best == gold):
         other = gold if right else (gold + 1) % 4
-        logprobs[[best, other]] = logprobs[[other, best]]
-    return {"logprobs": [float(x) for x in logprobs], "gold": gold, "greedy": [False] * 4, "tokens": [3] * 4}
+        logprobs[best], logprobs[other] = logprobs[other], logprobs[best]
+    return {"logprobs": logprobs, "gold": gold, "greedy": [False] * 4, "tokens": [3] * 4}
 
 
 def _generated(

@@ -31,9 +31,9 @@ def zoo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, Path]:
     run = make_run(
         tmp_path_factory.mktemp("zoo") / "run",
         [
-            SyntheticBenchmark("arc_easy", "ARC-Easy", "knowledge", 400),
-            SyntheticBenchmark("piqa", "PIQA", "common_sense", 400, chance=0.5),
-            SyntheticBenchmark("gsm8k", "GSM8K", "reasoning", 400, chance=0.0, protocols=("generation",)),
+            SyntheticBenchmark("arc_easy", "ARC-Easy", "knowledge", 200),
+            SyntheticBenchmark("piqa", "PIQA", "common_sense", 200, chance=0.5),
+            SyntheticBenchmark("gsm8k", "GSM8K", "reasoning", 200, chance=0.0, protocols=("generation",)),
         ],
         [
             SyntheticCheckpoint(

@@ -51,8 +51,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, Path, Path]:
         ),
     ]
     benchmarks = [
-        SyntheticBenchmark("arc_easy", "ARC-Easy", "knowledge", 400),
-        SyntheticBenchmark("piqa", "PIQA", "common_sense", 400, chance=0.5),
+        SyntheticBenchmark("arc_easy", "ARC-Easy", "knowledge", 200),
+        SyntheticBenchmark("piqa", "PIQA", "common_sense", 200, chance=0.5),
     ]
     run = tmp_path_factory.mktemp("run")
     make_run(

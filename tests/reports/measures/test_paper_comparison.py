@@ -45,9 +45,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Report, Path]:
         student("hybrid", "gated_deltanet", 0.99, recipe={"name": "r.hybrid", "hash": "y"}),
     ]
     benchmarks = [
-        SyntheticBenchmark("arc_easy", "ARC-Easy", "knowledge", 500, protocols=("loglikelihood",)),
-        SyntheticBenchmark("piqa", "PIQA", "common_sense", 500, chance=0.5, protocols=("loglikelihood",)),
-        SyntheticBenchmark("hellaswag", "HellaSwag", "common_sense", 500, protocols=("loglikelihood",)),
+        SyntheticBenchmark("arc_easy", "ARC-Easy", "knowledge", 250, protocols=("loglikelihood",)),
+        SyntheticBenchmark("piqa", "PIQA", "common_sense", 250, chance=0.5, protocols=("loglikelihood",)),
+        SyntheticBenchmark("hellaswag", "HellaSwag", "common_sense", 250, protocols=("loglikelihood",)),
         SyntheticBenchmark("mmlu", "MMLU", "knowledge", 200, protocols=("loglikelihood",)),
     ]
     run = make_run(

@@ -134,8 +134,8 @@ def test_recovery_and_needles_correlate_over_students(tmp_path: Path) -> None:
     run = make_run(
         tmp_path,
         [
-            SyntheticBenchmark("facts", "F", "knowledge", 800, protocols=("loglikelihood",)),
-            SyntheticBenchmark("niah_single_1", "N", "recall", 400, 0.0, (512,), protocols=("generation",)),
+            SyntheticBenchmark("facts", "F", "knowledge", 400, protocols=("loglikelihood",)),
+            SyntheticBenchmark("niah_single_1", "N", "recall", 200, 0.0, (512,), protocols=("generation",)),
         ],
         [SyntheticCheckpoint("t", lambda *_: 0.95, "teacher"), *students],
     )
