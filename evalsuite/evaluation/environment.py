@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ def describe_machine() -> dict[str, Any]:
     return describe_packages() | {
         "evalsuite": evalsuite.__version__,
         "processors": os.cpu_count(),
-        "git": _git(),
+        "git": _git(Path(evalsuite.__file__).resolve().parents[1]),
     }
 
 
@@ -60,9 +61,9 @@ def describe_packages() -> dict[str, Any]:
     }
 
 
-def _git() -> dict[str, Any] | None:
-    """Return commit and dirty flag of the checkout that evalsuite runs from; None if it is no checkout."""
-    folder = Path(evalsuite.__file__).resolve().parents[1]
+@cache
+def _git(folder: Path) -> dict[str, Any] | None:
+    """Return commit and dirty flag of a checkout when this process first saw it; None if it is none."""
     if not (folder / ".git").exists():
         return None
     outputs = []

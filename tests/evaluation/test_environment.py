@@ -32,6 +32,7 @@ def test_environment_records_git_commit_and_changes(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(environment.evalsuite, "__file__", str(tmp_path / "evalsuite" / "__init__.py"))
     assert environment.describe_machine()["git"] is None
+    environment._git.cache_clear()
     git("init", "-q")
     (tmp_path / "file").write_text("one")
     git("add", "file")
@@ -40,6 +41,8 @@ def test_environment_records_git_commit_and_changes(tmp_path: Path, monkeypatch:
     assert re.fullmatch("[0-9a-f]{40}", found["commit"])
     assert found["changed"] is False
     (tmp_path / "file").write_text("two")
+    assert environment.describe_machine()["git"] == found
+    environment._git.cache_clear()
     assert environment.describe_machine()["git"]["changed"] is True
 
 
