@@ -93,15 +93,6 @@ def without_torch(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_base_install_gates_and_compares(tmp_path: Path) -> None:
-    run = "tests/reports/fixtures/passing"
-    gate = without_torch("gate", run, "--min-recovery", "0.5", "--out", str(tmp_path / "verdict"))
-    assert gate.returncode == 0, gate.stderr
-    compare = without_torch("compare", run, "--out", str(tmp_path / "report"))
-    assert compare.returncode == 0, compare.stderr
-    assert (tmp_path / "report" / "index.html").is_file()
-
-
 @pytest.mark.parametrize(
     ("arguments", "extra"),
     [
