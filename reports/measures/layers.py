@@ -239,7 +239,7 @@ def _scores_above_minimum(selection: Selection) -> tuple[list[float | None], str
 def selector_blocks(selection: Selection, name: str) -> list[Block]:
     """Importance scores of one selector, and the stability of its selection during the search."""
     scores, measure = _scores_above_minimum(selection)
-    parts = [f"selects {selection.chosen}"]
+    parts = [f"Selects {selection.chosen}"]
     if selection.stop is not None:
         parts.append(_stopped(selection))
     cost = [f"{formatting.tokens(selection.tokens)} tokens"] if selection.tokens else []
@@ -290,7 +290,7 @@ def _importance(scores: Sequence[float | None], selection: Selection, name: str,
     return figure(
         traces,
         layout,
-        title=f"{name}: importance by layer",
+        title=f"{name}: importance by {'head' if selection.head_scores else 'layer'}",
         caption=f"{measure[:1].upper()}{measure[1:]}. Softmax: {selection.chosen}.",
         table=Values(("layer", "mixer", measure), rows),
         height=240,

@@ -17,7 +17,7 @@ def test_a_share_of_the_layers_in_a_file_and_a_page(tmp_path, capsys):
     out = tmp_path / "layers.json"
     assert select("--selector", "uniform", "--ratio", "1:1", "--out", str(out)) == 0
     assert json.loads(out.read_text())["layers"] == [0, 2]
-    assert "selects 2 layers: 0, 2." in out.with_suffix(".html").read_text()
+    assert "Selects 2 layers: 0, 2." in out.with_suffix(".html").read_text()
     assert capsys.readouterr().out.splitlines() == [
         "uniform selects 2 layers: 0, 2",
         str(out),

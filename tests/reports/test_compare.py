@@ -310,16 +310,16 @@ def test_optional_sections_appear_with_their_data(tmp_path: Path) -> None:
     (run / "selection.json").write_text(json.dumps(selection))
     page = compare([run], tmp_path / "more").page.read_text()
     assert "Decode speed of one sequence by context" in page
-    assert "selects layer 7." in page
+    assert "Selects layer 7." in page
     assert "importance by layer" in page
     assert "stability of the selection" not in page
-    assert "cost" not in page.split("selects layer 7")[1].split("</p>")[0]
+    assert "cost" not in page.split("Selects layer 7")[1].split("</p>")[0]
     (run / "selection.json").write_text(
         json.dumps({**selection, "scores": [-0.5] * 7 + [-0.4], "measure": "minus KL", "seconds": 100})
     )
     page = compare([run], tmp_path / "below").page.read_text()
     assert "Minus KL (relative to the lowest, -0.5)" in page
-    assert "selects layer 7; cost 100 s." in page
+    assert "Selects layer 7; cost 100 s." in page
 
 
 def test_policy_adds_its_verdict_to_page_and_files(

@@ -33,7 +33,7 @@ def test_bars_of_negative_scores_grow_with_importance() -> None:
 
 def test_layers_without_scores_are_stated() -> None:
     blocks = selector_blocks(selection(selector="uniform", layers=[0, 2]), "uniform")
-    assert [block.text for block in blocks if isinstance(block, Text)] == ["selects 2 layers: 0, 2."]
+    assert [block.text for block in blocks if isinstance(block, Text)] == ["Selects 2 layers: 0, 2."]
     assert len(blocks) == 1
 
 
