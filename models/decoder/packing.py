@@ -59,9 +59,9 @@ def packed_mask(
         row_length: L, whose multiples no sequence crosses; default T.
     """
     length = embeddings.shape[1]
-    token = torch.arange(length, device=embeddings.device)
-    start = token - packed_position_ids(cu_seqlens, length)
-    token, start = token.view(-1, row_length or length), start.view(-1, row_length or length)
-    key, query = token.unsqueeze(1), token.unsqueeze(2)
-    first = start.unsqueeze(2)
-    return (span.visible(query - first, key - first) & (key >= first)).unsqueeze(1)
+    position = packed_position_ids(cu_seqlens, length)
+    start = torch.arange(length, device=embeddings.device) - position
+    position, start = position.view(-1, row_length or length), start.view(-1, row_length or length)
+    # Of positions in their own sequences, so that nothing larger than the mask is made.
+    visible = span.visible(position.unsqueeze(2), position.unsqueeze(1))
+    return (visible & (start.unsqueeze(2) == start.unsqueeze(1))).unsqueeze(1)

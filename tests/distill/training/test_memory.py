@@ -1,17 +1,24 @@
 """What is estimated of a stage's memory is what models, gradients and optimizer states take."""
 
+import weakref
 from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
+from evalsuite.distill import dry_run
 from evalsuite.distill.recipe.stage import Stage
 from evalsuite.distill.training.builders import build_models
 from evalsuite.distill.training.distributed import ProcessGroup
 from evalsuite.distill.training.estimate import stage_memory
 from evalsuite.distill.training.train_step import StudentTrainState, TrainStep
 from evalsuite.distill.types import GlobalBatch, MicroBatch
+from evalsuite.models import build_student
 from evalsuite.models.decoder.cost import ModelCost
+from evalsuite.models.decoder.packing import packed_mask
+from evalsuite.models.mixers import AttentionSpan
 
 CPU = torch.device("cpu")
 
@@ -76,3 +83,79 @@ def test_only_equal_frozen_weights_are_shared(teacher_folder: Any, small_recipe:
     assert len(shared({})) == 9
     assert not shared({"init": "scratch"})
     assert not shared({}, share_frozen=False)
+
+
+class PeakMemory(TorchDispatchMode):
+    """Most bytes of the storages that live at a time, of those that are made within this context."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peak, self._live = 0, dict[int, int]()
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = function(*args, **(kwargs or {}))
+        for tensor in tree_leaves(found):
+            if isinstance(tensor, torch.Tensor):
+                storage = tensor.untyped_storage()
+                key = storage._cdata
+                if key not in self._live:
+                    self._live[key] = storage.nbytes()
+                    weakref.finalize(storage, self._live.pop, key)
+        self.peak = max(self.peak, sum(self._live.values()))
+        return found
+
+
+def step_memory(teacher: Any, settings: Stage) -> int:
+    """Peak bytes of a training step of a hybrid with a window."""
+    options = {"kda": {"window": 16, "window_sinks": 2}}
+    mixers = ["softmax", "gated_deltanet", "kda"]
+    train_state = StudentTrainState("s", build_student(teacher, mixers, options=options, seed=1).train())
+    train_state.begin_stage(settings)
+    step = TrainStep(teacher, [train_state], settings, ProcessGroup("cpu"))
+    tokens = torch.arange(settings.seq_len).remainder(500)[None]
+    with PeakMemory() as memory:
+        step(GlobalBatch([MicroBatch(tokens, tokens)], settings.seq_len, settings.seq_len, {}), 0)
+    return memory.peak
+
+
+@pytest.mark.parametrize(
+    ("objective", "options"),
+    [("attention_output", {}), ("kd", {}), ("kd", {"activation_checkpointing": "block"})],
+)
+def test_memory_grows_with_the_length_and_not_with_its_square(
+    teacher: Any, stage: Any, objective: str, options: Any
+) -> None:
+    """No layer and no loss holds a square, so that short sequences tell what one of 32k tokens takes."""
+    sizes = (512, 1024, 2048)
+    stages = [
+        Stage.model_validate(stage("s", objective, seq_len=size, batch_size=1, tokens=size, **options))
+        for size in sizes
+    ]
+    peaks = [step_memory(teacher, each) for each in stages]
+    assert peaks[2] - peaks[1] == pytest.approx(2 * (peaks[1] - peaks[0]), rel=0.02)
+    if objective == "kd":
+        cost = ModelCost.of(teacher.config)
+        estimates = [each.activation_bytes(cost, 4) for each in stages]
+        assert peaks[2] - peaks[1] == pytest.approx(estimates[2] - estimates[1], rel=0.5)
+
+
+@pytest.mark.parametrize("span", [AttentionSpan(), AttentionSpan(window=16, sinks=2)])
+def test_masks_of_packed_documents_are_made_of_booleans(span: AttentionSpan) -> None:
+    length, bounds = 512, torch.tensor([0, 100, 101, 512])
+    with PeakMemory() as memory:
+        packed_mask(bounds, torch.zeros(1, length, 4), span)
+    assert memory.peak < 7 * length**2
+
+
+def test_a_stage_of_32k_tokens_fits_one_gpu(small_recipe: Any, stage: Any) -> None:
+    """SmolLM2-135M, whose N parameters take 2 N bytes as the teacher, and 2 N in bf16, 4 N of master weights,
+    4 N of gradients and 8 N of Adam's states as the student; four chunks of fp32 logits of 2²⁹ bytes; and of
+    each token 30 inputs of blocks of 576 numbers, and the vectors of one block or of all."""
+    options = {"seq_len": 32768, "batch_size": 1, "tokens": "1M"}
+    stages = [stage(kind, "kd", activation_checkpointing=kind, **options) for kind in ("block", "none")]
+    recipe = small_recipe("HuggingFaceTB/SmolLM2-135M", stages=stages, student={"mixers": ["softmax"]})
+    block, none = (each.memory for each in dry_run(recipe, device="cuda").stages)
+    fixed, vectors = 20 * 134.5e6 + 4 * 2**29, 2 * (12 * 576 + 4 * 576 + 2 * 1536)
+    assert block == pytest.approx(fixed + 32768 * (30 * 576 * 2 + vectors), rel=0.01)
+    assert none == pytest.approx(fixed + 32768 * 30 * vectors, rel=0.01)
+    assert block < 10e9 < none < 40e9
