@@ -6,7 +6,7 @@ of ICLR 2026.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import model_validator
 
@@ -72,6 +72,8 @@ class LeakingState(EndToEndStage):
     Its recurrence reads the bounds of sequences anew from the caller, where they are missing; convolutions,
     positions and softmax layers respect them.
     """
+
+    splits_sequences: ClassVar[bool] = False
 
     @property
     def recurrence(self) -> "Callable[[RecurrenceInputs], tuple[Tensor, Tensor]]":

@@ -1,11 +1,13 @@
 """What data, objectives and training exchange: models, batches and losses."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+
+from evalsuite.models.sequence_parallel import SequenceParallel
 
 
 class CausalLM(Protocol):
@@ -51,7 +53,8 @@ class MicroBatch:
     document boundaries in the flattened batch; otherwise both are None. `loss_weights` float32 [B, T]:
     weights of the labels, of mean 1 over the loss tokens of the step (see `token_weights`); None: all 1.
     `top_ids` int32 [N, K] and `top_log_probs` float32 [N, K + 1]: the teacher's output at the loss tokens, as
-    a teacher store has it (see `TopTokens`); None: the teacher runs.
+    a teacher store has it (see `TopTokens`); None: the teacher runs. `sequence_parallel`: which part of the
+    sequences it has, and who has the others; None: they are whole.
     """
 
     input_ids: Tensor
@@ -62,6 +65,7 @@ class MicroBatch:
     loss_weights: Tensor | None = None
     top_ids: Tensor | None = None
     top_log_probs: Tensor | None = None
+    sequence_parallel: SequenceParallel | None = None
 
     @property
     def is_dense(self) -> bool:
@@ -84,6 +88,24 @@ class MicroBatch:
         weights = self.select(self.loss_weights)
         return selected * (weights.sqrt() if squared else weights).to(selected.dtype)[:, None]
 
+    def part(self, parallel: SequenceParallel) -> "MicroBatch":
+        """This process' part of the sequences, which hold no packed documents."""
+        rows, length = self.input_ids.shape
+        size = length // parallel.size
+        start = parallel.rank * size
+        places = torch.arange(rows * length) if self.loss_indices is None else self.loss_indices
+        row, column = places // length, places % length - start
+        own = (column >= 0) & (column < size)
+        names = ("input_ids", "labels", "loss_weights")
+        tokens = {
+            name: x[:, start : start + size] for name in names if (x := getattr(self, name)) is not None
+        }
+        top = {
+            name: x[own] for name in ("top_ids", "top_log_probs") if (x := getattr(self, name)) is not None
+        }
+        indices = None if self.loss_indices is None else (row * size + column)[own]
+        return replace(self, **tokens, **top, loss_indices=indices, sequence_parallel=parallel)
+
     def to(self, device: torch.device) -> "MicroBatch":
         """The batch on `device`."""
         return self._map(lambda tensor: tensor.to(device, non_blocking=True))
@@ -98,13 +120,17 @@ class MicroBatch:
 
     def copy_(self, batch: "MicroBatch") -> None:
         """Copy another batch with the same shapes into this one's memory."""
-        for field in fields(self):
-            if (into := getattr(self, field.name)) is not None:
-                into.copy_(getattr(batch, field.name))
+        for name, into in self._tensors.items():
+            into.copy_(getattr(batch, name))
 
     def _map(self, function: Callable[[Tensor], Tensor]) -> "MicroBatch":
-        tensors = (getattr(self, field.name) for field in fields(self))
-        return MicroBatch(*(None if tensor is None else function(tensor) for tensor in tensors))  # type: ignore[arg-type]
+        changed: dict[str, Any] = {name: function(tensor) for name, tensor in self._tensors.items()}
+        return replace(self, **changed)
+
+    @property
+    def _tensors(self) -> dict[str, Tensor]:
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if isinstance(value, Tensor)}
 
 
 @dataclass(frozen=True, slots=True, eq=False)

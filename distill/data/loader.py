@@ -108,7 +108,7 @@ class StageDataLoader:
         state: `GlobalBatch.state` of the last completed step.
         previous: source → its state after the last stage that read it, where this stage continues.
         rank, world_size: each process takes its share of every global batch, so that the global batches
-            do not depend on the number of GPUs.
+            do not depend on the number of GPUs. Those that share sequences count as one.
         targets: the teacher's output of a teacher store, which then comes with the batches.
         with_prompts: of the sequences that students write themselves (see `Stage.num_rollouts`), give the
             prompts alone.
@@ -134,7 +134,7 @@ class StageDataLoader:
         if stage.batch_size % world_size:
             raise ConfigError(
                 f"stage '{stage.name}': 'batch_size' ({stage.batch_size}) is not a multiple of "
-                f"{world_size} GPUs"
+                f"{world_size} GPUs, or groups of them that share sequences"
             )
         local_batch_size = stage.batch_size // world_size
         self.micro_batch_size = min(stage.micro_batch_size or stage.batch_size, local_batch_size)

@@ -29,6 +29,8 @@ CONCURRENT_TOKENS = 8192
 class EndToEndStage(Stage):
     """A stage whose loss is a function of the last hidden states; gradients reach the whole student."""
 
+    splits_sequences: ClassVar[bool] = True
+
     backbone_lr: float | None = Field(default=None, gt=0)
     """Learning rate of all parameters outside the mixers; default: `lr`."""
     activation_checkpointing: Literal["none", "block"] = "none"
@@ -143,6 +145,7 @@ class OnPolicyDistillation(EndToEndStage):
     )  # fmt: skip
     """The divergence a token of the data and of rollouts; of rollouts the mean length in tokens, the share
     that ended by itself, and how many reached their limit."""
+    splits_sequences: ClassVar[bool] = False
 
     objective: Literal["on_policy"]
     loss: LossConfig = LossConfig(direction="jsd")

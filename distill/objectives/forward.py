@@ -88,7 +88,13 @@ def read_out(
         packing = {"cu_seqlens": batch.cu_seqlens, "row_length": ids.shape[1]}
         ids, positions = ids.view(1, -1), positions.view(1, -1)
     found: Any = model(
-        input_ids=ids, position_ids=positions, use_cache=False, readout=read, observe=observe, **packing
+        input_ids=ids,
+        position_ids=positions,
+        use_cache=False,
+        readout=read,
+        observe=observe,
+        sequence_parallel=batch.sequence_parallel,
+        **packing,
     )
     result: Result = found
     return result

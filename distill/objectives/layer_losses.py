@@ -96,7 +96,8 @@ class LayerLosses:
             tensor.zero_()
 
     def backward(self, batch: MicroBatch, num_loss_tokens: int) -> None:
-        if batch.loss_indices is not None and batch.loss_indices.numel() == 0:
+        whole = batch.sequence_parallel is None
+        if whole and batch.loss_indices is not None and batch.loss_indices.numel() == 0:
             return
         streams = SideStreams(len(self._students), batch.input_ids.device)
 
@@ -106,7 +107,7 @@ class LayerLosses:
             target = self._target(activations, batch)
             divisor: Any = num_loss_tokens
             if self._target_norm is not None:
-                divisor = self._add_norm(layer, self._target_norm(target))
+                divisor = self._add_norm(layer, self._target_norm(target), batch)
             streams.join(activations, target, divisor)
             for number, student in enumerate(self._students):
                 if layer not in self._replaced[number]:
@@ -121,12 +122,16 @@ class LayerLosses:
             hidden_states(self._teacher, batch, observe=compare)
         streams.join()
 
-    def _add_norm(self, layer: int, norm: Tensor) -> Tensor:
+    def _add_norm(self, layer: int, norm: Tensor, batch: MicroBatch) -> Tensor:
         """Add the teacher's norm over a micro-batch; return the preliminary divisor of its distances."""
         self._norms[layer] += norm
+        if batch.sequence_parallel is not None:
+            # Gradients of one process' distances are added to those of others: all have the same divisor.
+            norm = batch.sequence_parallel.sum(norm)
         divisor = torch.where(self._first_norms[layer] == 0, norm, self._first_norms[layer])
         self._first_norms[layer] = divisor
-        return divisor
+        # Without a loss token in any part, the distance is 0, too.
+        return divisor.where(divisor != 0, 1)
 
     def reduce(self, all_reduce: Callable[[Tensor], None]) -> tuple[Tensor, Tensor | None]:
         """Losses [students, 1] are means over the replaced layers."""

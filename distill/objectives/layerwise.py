@@ -99,6 +99,7 @@ class HiddenDistanceConfig(Strict):
 class HiddenDistanceStage(LayerwiseStage):
     """A stage that compares hidden states after mixers or blocks."""
 
+    splits_sequences: ClassVar[bool] = True
     default_squared: ClassVar[bool]
     default_target: ClassVar[Literal["mixer", "block"]]
 

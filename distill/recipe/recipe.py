@@ -190,7 +190,7 @@ class Recipe(Strict):
         Only values that differ from the defaults are hashed, so that fields added by a later version do not
         change the hashes of existing recipes. Published defaults must therefore never change. `restart_data`
         is the exception: all stages of the first recipes restarted, so a stage that continues is marked.
-        Of a teacher store counts that there is one, and not its folder.
+        Of a teacher store counts that there is one, and not its folder; `sequence_parallel` does not count.
         Named students that are not trained do not count.
         """
         fields = self.model_dump(mode="json", exclude=set(NON_HASHED_FIELDS), exclude_defaults=True)
@@ -204,6 +204,7 @@ class Recipe(Strict):
         for stage, values in zip(self.stages, fields["stages"], strict=True):
             if not values.pop("restart_data", False) and not earlier.isdisjoint(stage.mixture):
                 values["continues_data"] = True
+            values.pop("sequence_parallel", None)
             if values.pop("teacher_store", None) is not None:
                 values["has_teacher_store"] = True
             earlier.update(stage.mixture)

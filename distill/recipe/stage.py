@@ -49,6 +49,9 @@ class Stage(StrictUnion):
     """Attention implementation of the teacher; `eager` gives access to its attention matrices."""
     default_trainable: ClassVar[str] = "all"
     """The set of trainable parameters if a recipe names none."""
+    splits_sequences: ClassVar[bool] = False
+    """True if losses are sums over tokens and models are read by `read_out` or layer by layer, so that
+    processes can share sequences."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9_.-]+$")
     """Name of the stage, unique in the recipe; `--set stage.NAME.key=value` addresses it."""
@@ -68,6 +71,9 @@ class Stage(StrictUnion):
     """Sequences per optimizer step, over all GPUs."""
     micro_batch_size: int | None = Field(default=None, gt=0)
     """Sequences per forward pass on one GPU; default: the whole batch."""
+    sequence_parallel: int = Field(default=1, gt=0)
+    """GPUs that share a sequence, each with `seq_len / sequence_parallel` of its tokens; losses and gradients
+    do not change."""
     lr: float = Field(gt=0)
     """Peak learning rate."""
     schedule: SerializeAsAny[Schedule] = WarmupStableDecay()
@@ -150,7 +156,7 @@ class Stage(StrictUnion):
     @property
     def micro_batch_tokens(self) -> int:
         """Tokens of one forward pass on one GPU."""
-        return (self.micro_batch_size or self.batch_size) * self.seq_len
+        return (self.micro_batch_size or self.batch_size) * self.seq_len // self.sequence_parallel
 
     @property
     def steps(self) -> int:
@@ -180,9 +186,21 @@ class Stage(StrictUnion):
                 f"'batch_size' ({self.batch_size}) is not a multiple of 'micro_batch_size' "
                 f"({self.micro_batch_size})"
             )
+        if self.sequence_parallel > 1:
+            self._check_parts()
         if isinstance(self.data, dict) and (not self.data or min(self.data.values()) <= 0):
             raise ValueError("the weights of a mixture must be positive")
         return self
+
+    def _check_parts(self) -> None:
+        """Raise ValueError if sequences cannot be shared."""
+        where = f"'sequence_parallel' ({self.sequence_parallel})"
+        if not self.splits_sequences:
+            raise ValueError(f"{where}: objective {self.objective} needs whole sequences; remove it")
+        if self.packing != "concat":
+            raise ValueError(f"{where}: packed documents cannot be shared; set packing: concat, or remove it")
+        if self.seq_len % self.sequence_parallel:
+            raise ValueError(f"'seq_len' ({self.seq_len}) is not a multiple of {where}")
 
 
 OBJECTIVES: Registry[type[Stage]] = Registry(

@@ -165,9 +165,11 @@ class SelectionContext:
             read=recipe.sources_read | _sources(self.options),
             quiet=self.quiet,
         )
-        # Its own data and budgets fit no store.
+        # Its own data and budgets fit no store, and processes share candidates instead of sequences.
         stages = [
-            stage if stage.store is None else stage.model_copy(update={"teacher_store": None})
+            stage.model_copy(
+                update={"sequence_parallel": 1, **({} if stage.store is None else {"teacher_store": None})}
+            )
             for stage in recipe.stages
         ]
         return without_held_out(recipe.model_copy(update={"data": data, "stages": stages}))

@@ -11,6 +11,7 @@ import torch
 from evalsuite.distill.recipe import Recipe
 from evalsuite.distill.recipe.config import ArchitectureConfig, SelectionProvenance
 from evalsuite.distill.recipe.recipe import SoftmaxHeads
+from evalsuite.distill.recipe.stage import Stage
 from evalsuite.distill.training.placement import Placement, Sharded, is_sharded
 from evalsuite.distill.types import CausalLM
 from evalsuite.foundation import CheckpointError, ConfigError, nearest, parse_json
@@ -237,7 +238,27 @@ def check_recipe(recipe: Recipe) -> Any:
     check_lengths(recipe, teacher, configs)
     for stage in recipe.stages:
         stage.check_students(students)
+        if stage.sequence_parallel > 1:
+            run = configs if teacher is None or not stage.loads_teacher else {**configs, "teacher": teacher}
+            check_parts(stage, {label: ModelCost.of(config).model for label, config in run.items()})
     return tokenizer
+
+
+def check_parts(stage: Stage, models: Mapping[str, Any]) -> None:
+    """Raise ConfigError for models whose layers cannot continue a sequence from what was read before."""
+    from evalsuite.models import StudentForCausalLM
+    from evalsuite.models.mixers import Mixer
+
+    for label, model in models.items():
+        where = f"stage '{stage.name}': sequence_parallel = {stage.sequence_parallel}: '{label}'"
+        if not isinstance(model, StudentForCausalLM):
+            raise ConfigError(f"{where} is of no family whose layers are known; set sequence_parallel: 1")
+        for layer in model.model.layers:
+            if type(layer.self_attn).cache_spec is Mixer.cache_spec:
+                raise ConfigError(
+                    f"{where} has layers of {layer.self_attn.name}, which cannot continue from a state; set "
+                    "sequence_parallel: 1"
+                )
 
 
 def load_recipe_tokenizer(recipe: Recipe) -> Any:

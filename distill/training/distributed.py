@@ -2,7 +2,7 @@
 
 This is plain torch.distributed, started by `torchrun` or `accelerate launch`. A step needs two all-reduces,
 one of them on the flat gradient buffer; accelerate's wrappers would hide both. Models that do not fit on one
-GPU are sharded with FSDP2 (see `fsdp`).
+GPU are sharded with FSDP2 (see `fsdp`); long sequences can be shared by several processes.
 
 Tensors on GPUs travel over NCCL. Control messages travel over gloo, whose long timeout allows one process to
 wait while others work, and which never synchronizes a host with its GPU.
@@ -16,6 +16,7 @@ from torch import Tensor, distributed
 from torch.distributed.tensor import DTensor
 
 from evalsuite.foundation import ConfigError
+from evalsuite.models.sequence_parallel import SequenceParallel
 
 CONTROL_TIMEOUT = timedelta(hours=24)
 """Longest time that processes wait for others which generate responses, read data or write files."""
@@ -65,6 +66,15 @@ class ProcessGroup:
         if self.world_size == 1:
             return None
         return distributed.new_group(backend="gloo", timeout=CONTROL_TIMEOUT)
+
+    def sequence_parallel(self, size: int) -> SequenceParallel | None:
+        """The place of this process in its group of `size` consecutive processes, which share sequences; a
+        collective call. None if processes share none."""
+        if size == 1:
+            return None
+        starts = range(0, self.world_size, size)
+        groups = [distributed.new_group(list(range(start, start + size))) for start in starts]
+        return SequenceParallel(groups[self.rank // size], self.rank % size, size)
 
     @property
     def local_world_size(self) -> int:

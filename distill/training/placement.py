@@ -27,6 +27,11 @@ def is_sharded(recipe: Recipe, num_params: int, world_size: int) -> bool:
     if world_size == 1 or not sharded:
         return False
     for stage in recipe.stages:
+        if stage.sequence_parallel > 1:
+            raise ConfigError(
+                f"sharding: stage '{stage.name}' shares sequences, which needs unsharded models; set its "
+                "sequence_parallel to 1, or --set sharding=none"
+            )
         if not stage.optimizer.supports_sharding:
             raise ConfigError(
                 f"sharding: optimizer {stage.optimizer.kind} needs unsharded parameters; use adamw, or --set "

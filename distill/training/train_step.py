@@ -212,9 +212,13 @@ class TrainStep:
         self._train_states, self._stage, self._process_group = train_states, stage, process_group
         students = [train_state.model for train_state in train_states]
         self._losses = stage.start(teacher, students, process_group.device)
-        # FSDP allocates unsharded weights anew in every step, which a graph cannot replay.
-        sharded = any(train_state.sharded for train_state in train_states)
-        self._cuda_graphs = cuda_graphs and process_group.device.type == "cuda" and not sharded
+        self._parallel = None
+        if stage.sequence_parallel > 1:
+            self._parallel = process_group.sequence_parallel(stage.sequence_parallel)
+        # FSDP allocates unsharded weights anew in every step, which a graph cannot replay, and the processes
+        # of a sequence wait for one another.
+        eager = self._parallel is not None or any(train_state.sharded for train_state in train_states)
+        self._cuda_graphs = cuda_graphs and process_group.device.type == "cuda" and not eager
         self._captured: dict[tuple[int, ...], tuple[torch.cuda.CUDAGraph, MicroBatch]] = {}
         self._num_eager: dict[tuple[int, ...], int] = {}
 
@@ -237,7 +241,7 @@ class TrainStep:
                 "write, which only `evalsuite distill` does; use objective kd here"
             )
         for micro_batch in batch.micro_batches:
-            self._run(micro_batch.to(self._process_group.device), num_loss_tokens)
+            self._run(self._own(micro_batch), num_loss_tokens)
         if batch.rollouts:
             assert isinstance(self._losses, RolloutLosses)
             self._losses.backward_rollouts(batch.rollouts)
@@ -267,7 +271,12 @@ class TrainStep:
         """Run forward and backward of the first micro-batch eagerly, for what they launch; the next step
         discards losses and gradients."""
         for micro_batch in batch.micro_batches[:1]:
-            self._losses.backward(micro_batch.to(self._process_group.device), max(1, batch.num_loss_tokens))
+            self._losses.backward(self._own(micro_batch), max(1, batch.num_loss_tokens))
+
+    def _own(self, batch: MicroBatch) -> MicroBatch:
+        """What this process reads of a micro-batch, on its device."""
+        own = batch if self._parallel is None else batch.part(self._parallel)
+        return own.to(self._process_group.device)
 
     def _run(self, batch: MicroBatch, num_loss_tokens: int) -> None:
         """Run one micro-batch: eagerly, or by capturing and replaying a CUDA graph."""

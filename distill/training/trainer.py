@@ -173,8 +173,14 @@ def distill(
 
 
 def _check_processes(recipe: Recipe, world_size: int) -> None:
-    """Raise ConfigError if a stage trains in one process only, and there are several."""
+    """Raise ConfigError if a stage trains in one process only, or in another number of processes."""
     for stage in recipe.stages:
+        if world_size % stage.sequence_parallel:
+            raise ConfigError(
+                f"stage '{stage.name}': sequence_parallel = {stage.sequence_parallel} needs a multiple of as "
+                f"many processes, and this run has {world_size}; start it by torchrun --nproc-per-node "
+                f"{stage.sequence_parallel}, or --set stage.{stage.name}.sequence_parallel=1"
+            )
         if stage.num_rollouts and world_size > 1:
             raise ConfigError(
                 f"stage '{stage.name}': objective {stage.objective} trains in one process, and this run has "
@@ -398,8 +404,8 @@ class Trainer:
             stage,
             state=progress.data,
             previous=progress.sources,
-            rank=process_group.rank,
-            world_size=process_group.world_size,
+            rank=process_group.rank // stage.sequence_parallel,
+            world_size=process_group.world_size // stage.sequence_parallel,
             pin_memory=process_group.device.type == "cuda",
             targets=targets,
             with_prompts=True,

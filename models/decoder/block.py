@@ -14,11 +14,13 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from evalsuite.models.decoder.cache import CACHE
 from evalsuite.models.decoder.families import Family
 from evalsuite.models.decoder.packing import packed_mask
+from evalsuite.models.decoder.sequence_part import EarlierParts, part_mask
 from evalsuite.models.mixers import AttentionSpan, SoftmaxHeadsMixer, SoftmaxMixer
 from evalsuite.models.mixers.cached_attention import AttentionMasks
 from evalsuite.models.mixers.layers import add_norm
 from evalsuite.models.ops.dispatch import HALF
 from evalsuite.models.ops.glu import Activation, glu, glu_linear
+from evalsuite.models.sequence_parallel import SequenceParallel
 
 ACTIVATIONS: dict[str | None, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
 """transformers' name of the activation of an MLP's gate → that of our op."""
@@ -46,6 +48,8 @@ class Context:
     use_cache: bool | None = None
     attention: AttentionMasks | None = None
     """Masks of an engine's pass, in place of all others."""
+    sequence_parallel: SequenceParallel | None = None
+    """Which part of each sequence the tokens are; None: all of it."""
     masks: Mapping[AttentionSpan, Tensor | AttentionMasks | None] = field(default_factory=dict)
     """Masks that are made already."""
 
@@ -76,6 +80,8 @@ class Context:
             return packed_mask(self.cu_seqlens, self.embeddings, span, self.row_length)
         if self._is_causal_alone(span):
             return None
+        if self.sequence_parallel is not None:
+            return part_mask(self.sequence_parallel, self.embeddings, span)
         config = copy(self.config)
         config.sliding_window = span.window
         make = create_causal_mask if span.window is None else create_sliding_window_causal_mask
@@ -94,7 +100,8 @@ class Context:
         given = (self.attention_mask, self.explicit_position_ids, self.cache)
         within = span.window is None or span.window >= self.embeddings.shape[1]
         sdpa = self.config._attn_implementation == "sdpa"
-        return sdpa and within and all(each is None for each in given)
+        first = self.sequence_parallel is None or self.sequence_parallel.rank == 0
+        return sdpa and within and first and all(each is None for each in given)
 
     def _masks_from_outside(self, mixer: Any) -> bool:
         """Whether a mixer with softmax attention needs a mask: attention over a state, which knows its
@@ -189,7 +196,10 @@ class Block(GradientCheckpointingLayer):
 
     def mix(self, normed: Tensor, context: Context) -> tuple[Tensor, Tensor | None]:
         """Output [B, T, D] of the mixer for its input, and attention weights, if it has any."""
-        return self.self_attn(
+        cache, parallel = context.cache, context.sequence_parallel
+        if parallel is not None:
+            cache = EarlierParts(parallel, self.index, self.self_attn.cache_spec(), normed)
+        mixed, attention = self.self_attn(
             hidden_states=normed,
             position_embeddings=context.rotary[self.index],
             attention_mask=context.mask(self.index, self.self_attn),
@@ -197,8 +207,9 @@ class Block(GradientCheckpointingLayer):
             use_cache=context.use_cache,
             token_mask=context.token_mask,
             cu_seqlens=context.cu_seqlens,
-            **{CACHE: context.cache},
+            **{CACHE: cache},
         )
+        return (mixed if parallel is None else cache.hand_over(mixed)), attention
 
     def _run(
         self, block_input: Tensor, context: Context, normed: Tensor | None, observe: Observer | None

@@ -25,6 +25,7 @@ from evalsuite.models.mixers import Mixer, make_mixer
 from evalsuite.models.mixers.cached_attention import AttentionMasks
 from evalsuite.models.mixers.layers import add_norm
 from evalsuite.models.ops.short_conv import packed_position_ids
+from evalsuite.models.sequence_parallel import SequenceParallel
 
 
 class StudentPreTrainedModel(PreTrainedModel):
@@ -143,6 +144,7 @@ class StudentModel(StudentPreTrainedModel):
         max_length_k: int | None = None,
         observe: Observer | None = None,
         attention: AttentionMasks | None = None,
+        sequence_parallel: SequenceParallel | None = None,
     ) -> BaseModelOutputWithPast:
         """Run the decoder.
 
@@ -165,10 +167,13 @@ class StudentModel(StudentPreTrainedModel):
                 `cu_seq_lens_k`, `max_length_q` and `max_length_k` add nothing.
             observe: called with every block's activations.
             attention: masks of an engine's pass, whose `cache` is the engine's own, in place of all others.
+            sequence_parallel: which part of each sequence the tokens are, whose other parts other processes
+                have; all parts have the same length. With neither cache nor mask, and without packing.
 
         Raises:
             ConfigError: no tokens; attention weights, which students do not return; a cache of another model;
-                packed sequences with a cache or with an attention mask, or `cu_seqlens` with several rows.
+                packed sequences with a cache or with an attention mask, or `cu_seqlens` with several rows; or
+                a part of a sequence with any of these.
         """
         if output_attentions or (output_attentions is None and self.config.output_attentions):
             raise ConfigError("output_attentions: students return no attention weights; see attention_matrix")
@@ -180,6 +185,12 @@ class StudentModel(StudentPreTrainedModel):
         shape = embeddings.shape
         if shape[1] == 0:
             raise ConfigError("input_ids has no tokens")
+        if sequence_parallel is not None:
+            given = (past_key_values, attention_mask, position_ids, token_mask, cu_seqlens, seq_idx)
+            if use_cache or any(each is not None for each in given):
+                raise ConfigError(
+                    "sequence_parallel: a part of a sequence takes no cache, mask, positions or packing"
+                )
         if past_key_values is not None:
             self._check_cache(past_key_values)
         elif cu_seqlens is None:
@@ -201,6 +212,8 @@ class StudentModel(StudentPreTrainedModel):
         if position_ids is None:
             if cu_seqlens is None:
                 seen = 0 if past_key_values is None else past_key_values.get_seq_length()
+                if sequence_parallel is not None:
+                    seen = sequence_parallel.rank * length
                 position_ids = torch.arange(seen, seen + length, device=embeddings.device).unsqueeze(0)
             else:
                 position_ids = packed_position_ids(cu_seqlens, length).unsqueeze(0)
@@ -217,6 +230,7 @@ class StudentModel(StudentPreTrainedModel):
             cache=past_key_values,
             use_cache=use_cache,
             attention=attention,
+            sequence_parallel=sequence_parallel,
         )
         context = context.with_masks(self.layers)
         hidden, states = embeddings, []

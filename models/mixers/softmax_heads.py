@@ -93,9 +93,10 @@ class SoftmaxHeadsMixer(Mixer):
         **shared: Any,
     ) -> tuple[Tensor, None]:
         """Mix tokens, with the signature of transformers' attention modules; see those of the two parts."""
-        mixed, _ = self.recurrent(hidden_states, position_embeddings, **shared)
-        shared.pop("use_cache", None)
+        use_cache = shared.pop("use_cache", None)
+        # Before the recurrence, which waits for the process of an earlier part of the sequences.
         attended, _ = self.softmax(hidden_states, position_embeddings, attention_mask, **shared)
+        mixed, _ = self.recurrent(hidden_states, position_embeddings, use_cache=use_cache, **shared)
         return mixed + attended, None
 
     def attention_matrix(
