@@ -205,8 +205,28 @@ def stage_memory(
         outside = max(student.embedding_params for student in students)
         # Gathered: what is outside of blocks, and two blocks. Reduced in fp32: the gradients of one of these.
         total += width * (sum(each.embedding_params for each in models) + 2 * block) + 4 * max(outside, block)
-    activations = max(stage.activation_bytes(student, width) for student in students)
-    return total + stage.num_concurrent(len(students)) * activations
+    stored = not (stage.is_layerwise or stage.recomputes_blocks)
+    activations = max(
+        stage.activation_bytes(student, width) + _mask_bytes(student, stage, width, stored=stored)
+        for student in students
+    )
+    masks = 0.0 if present is None else _mask_bytes(present, stage, width, stored=False)
+    return total + max(masks, stage.num_concurrent(len(students)) * activations)
+
+
+def _mask_bytes(model: ModelCost, stage: Stage, width: int, *, stored: bool) -> float:
+    """Bytes of the masks of a model's softmax attention in one micro-batch; plain causal attention has none.
+
+    Args:
+        stored: whether the backward pass needs the copy, in the model's dtype, that every layer makes of a
+            boolean mask; that of a part of a sequence is not boolean.
+    """
+    packed, parts = stage.packing == "documents", stage.sequence_parallel > 1
+    spans = model.spans(packed=packed)
+    if not (packed or parts):
+        spans = [span for span in spans if span.window is not None and span.window < stage.seq_len]
+    copies = len(spans) if stored and not parts else min(1, len(spans))
+    return stage.micro_batch_tokens * stage.seq_len * (copies * width + (copies > 0 and not parts))
 
 
 def _trained_and_shared(student: ModelCost, trainable_set: str) -> tuple[int, int]:
@@ -320,6 +340,10 @@ def memory_options(
         options.append(
             (f"{key}.activation_checkpointing=block, which takes a third more time", saved(changed))
         )
+    parts = 2 * stage.sequence_parallel
+    if stage.splits_sequences and stage.packing == "concat" and shards == 1 and stage.seq_len % parts == 0:
+        changed = stage.model_copy(update={"sequence_parallel": parts})
+        options.append((f"{key}.sequence_parallel={parts}, with a multiple of {parts} GPUs", saved(changed)))
     if isinstance(stage.optimizer, AdamW) and stage.optimizer.state_bits == 32:
         optimizer = stage.optimizer.model_copy(update={"state_bits": 8})
         changed = stage.model_copy(update={"optimizer": optimizer})

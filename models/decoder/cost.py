@@ -15,7 +15,7 @@ from evalsuite.foundation import ConfigError
 from evalsuite.models.decoder.config import decoder_config
 from evalsuite.models.decoder.measured_layers import MeasuredLayer, measure_layers, weights_in_products
 from evalsuite.models.decoder.model import StudentForCausalLM
-from evalsuite.models.mixers import CacheSpec
+from evalsuite.models.mixers import AttentionSpan, CacheSpec
 
 PEAK_FLOPS = {
     "H100 NVL": 835e12,
@@ -213,6 +213,13 @@ class ModelCost:
         """
         config = self.config
         return width * (12 * self.inner_size + 4 * config.hidden_size + 2 * int(config.intermediate_size))
+
+    def spans(self, *, packed: bool) -> list[AttentionSpan]:
+        """Spans of the layers whose softmax attention takes the decoder's masks, which those that attend to a
+        state do in packed sequences only. Empty for a foreign architecture."""
+        mixers = [] if self.is_foreign else [layer.self_attn for layer in self._layers]
+        found = [mixer.span if packed else mixer.cache_spec().span for mixer in mixers]
+        return [span for span in found if span is not None]
 
     def cache(self, dtype: torch.dtype = torch.bfloat16) -> CacheSize | None:
         """Cache per sequence; recurrent states are in float32, everything else in `dtype`.

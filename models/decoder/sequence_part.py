@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from evalsuite.models.mixers import AttentionSpan, CacheSpec, MixerState
+from evalsuite.models.mixers.softmax import additive_mask
 from evalsuite.models.ops.recurrence import OWN, StateAccess
 from evalsuite.models.sequence_parallel import SequenceParallel
 
@@ -71,7 +72,8 @@ class EarlierParts:
 
 
 def part_mask(parallel: SequenceParallel, embeddings: Tensor, span: AttentionSpan) -> Tensor:
-    """Causal mask of a part, true where attention is allowed: bool [1, 1, T, (rank + 1) · T].
+    """Causal mask of a part [1, 1, T, (rank + 1) · T], in the form that layers add to their scores: attention
+    makes a copy of boolean ones in this form for every layer, which the backward pass needs.
 
     Args:
         embeddings: [B, T, D].
@@ -79,4 +81,4 @@ def part_mask(parallel: SequenceParallel, embeddings: Tensor, span: AttentionSpa
     """
     length = embeddings.shape[1]
     keys = torch.arange((parallel.rank + 1) * length, device=embeddings.device)
-    return span.visible(keys[-length:, None], keys)[None, None]
+    return additive_mask(span.visible(keys[-length:, None], keys)[None, None], embeddings.dtype)

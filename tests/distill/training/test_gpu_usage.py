@@ -79,7 +79,12 @@ def test_options_that_save_memory_are_ordered_by_what_they_save(small_recipe, st
         world_size=1,
     )
     names = sorted(name.split("=")[0].split(".")[-1] for name, _ in alone)
-    assert names == ["seq_len", "state_bits", "two GPUs (torchrun --nproc-per-node 2) with --set sharding"]
+    assert names == [
+        "seq_len",
+        "sequence_parallel",
+        "state_bits",
+        "two GPUs (torchrun --nproc-per-node 2) with --set sharding",
+    ]
 
 
 def test_exhausted_memory_names_the_options(teacher_folder, tmp_path, small_recipe, monkeypatch) -> None:

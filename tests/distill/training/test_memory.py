@@ -1,6 +1,7 @@
 """What is estimated of a stage's memory is what models, gradients and optimizer states take."""
 
 import weakref
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -105,16 +106,19 @@ class PeakMemory(TorchDispatchMode):
         return found
 
 
-def step_memory(teacher: Any, settings: Stage) -> int:
-    """Peak bytes of a training step of a hybrid with a window."""
-    options = {"kda": {"window": 16, "window_sinks": 2}}
-    mixers = ["softmax", "gated_deltanet", "kda"]
-    train_state = StudentTrainState("s", build_student(teacher, mixers, options=options, seed=1).train())
+def step_memory(teacher: Any, settings: Stage, student: Any) -> int:
+    """Peak bytes of a training step on one sequence, which may hold two packed documents."""
+    train_state = StudentTrainState("s", student.train())
     train_state.begin_stage(settings)
     step = TrainStep(teacher, [train_state], settings, ProcessGroup("cpu"))
-    tokens = torch.arange(settings.seq_len).remainder(500)[None]
+    length = settings.seq_len
+    tokens = torch.arange(length).remainder(500)[None]
+    batch = MicroBatch(tokens, tokens)
+    if settings.packing == "documents":
+        positions, bounds = torch.arange(length)[None] % (length // 2), torch.tensor([0, length // 2, length])
+        batch = replace(batch, position_ids=positions, cu_seqlens=bounds.int())
     with PeakMemory() as memory:
-        step(GlobalBatch([MicroBatch(tokens, tokens)], settings.seq_len, settings.seq_len, {}), 0)
+        step(GlobalBatch([batch], length, length, {}), 0)
     return memory.peak
 
 
@@ -131,7 +135,10 @@ def test_memory_grows_with_the_length_and_not_with_its_square(
         Stage.model_validate(stage("s", objective, seq_len=size, batch_size=1, tokens=size, **options))
         for size in sizes
     ]
-    peaks = [step_memory(teacher, each) for each in stages]
+    mixers, window = ["softmax", "gated_deltanet", "kda"], {"kda": {"window": 16, "window_sinks": 2}}
+    peaks = [
+        step_memory(teacher, each, build_student(teacher, mixers, options=window, seed=1)) for each in stages
+    ]
     assert peaks[2] - peaks[1] == pytest.approx(2 * (peaks[1] - peaks[0]), rel=0.02)
     if objective == "kd":
         cost = ModelCost.of(teacher.config)
@@ -147,15 +154,32 @@ def test_masks_of_packed_documents_are_made_of_booleans(span: AttentionSpan) -> 
     assert memory.peak < 7 * length**2
 
 
+def test_masks_take_what_is_estimated(teacher: Any, stage: Any) -> None:
+    """Those of packed documents, of which each softmax layer holds a copy for the backward pass."""
+    found = {}
+    for packing in ("concat", "documents"):
+        sizes = {"seq_len": 2048, "batch_size": 1, "tokens": 2048}
+        settings = Stage.model_validate(stage("s", "kd", packing=packing, **sizes))
+        student = build_student(teacher, ["softmax", "gla", "softmax"], seed=1)
+        costs = ModelCost.of(teacher.config), [ModelCost.of(student.config)]
+        found[packing] = step_memory(teacher, settings, student), stage_memory(*costs, settings, bf16=False)
+    (plain, estimate), (packed, estimate_packed) = found.values()
+    assert packed - plain == pytest.approx(estimate_packed - estimate, rel=0.15)
+
+
 def test_a_stage_of_32k_tokens_fits_one_gpu(small_recipe: Any, stage: Any) -> None:
     """SmolLM2-135M, whose N parameters take 2 N bytes as the teacher, and 2 N in bf16, 4 N of master weights,
     4 N of gradients and 8 N of Adam's states as the student; four chunks of fp32 logits of 2²⁹ bytes; and of
-    each token 30 inputs of blocks of 576 numbers, and the vectors of one block or of all."""
+    each token 30 inputs of blocks of 576 numbers, and the vectors of one block or of all. One GPU of two has
+    half of the tokens, and a mask of 2 bytes for these by all."""
     options = {"seq_len": 32768, "batch_size": 1, "tokens": "1M"}
     stages = [stage(kind, "kd", activation_checkpointing=kind, **options) for kind in ("block", "none")]
+    stages.append(stage("two", "kd", activation_checkpointing="block", sequence_parallel=2, **options))
     recipe = small_recipe("HuggingFaceTB/SmolLM2-135M", stages=stages, student={"mixers": ["softmax"]})
-    block, none = (each.memory for each in dry_run(recipe, device="cuda").stages)
+    block, none, two = (each.memory for each in dry_run(recipe, device="cuda").stages)
     fixed, vectors = 20 * 134.5e6 + 4 * 2**29, 2 * (12 * 576 + 4 * 576 + 2 * 1536)
     assert block == pytest.approx(fixed + 32768 * (30 * 576 * 2 + vectors), rel=0.01)
     assert none == pytest.approx(fixed + 32768 * 30 * vectors, rel=0.01)
+    mask = 2 * 16384 * 32768
+    assert two == pytest.approx(fixed + mask + 16384 * (30 * 576 * 2 + vectors), rel=0.01)
     assert block < 10e9 < none < 40e9
