@@ -26,9 +26,13 @@ class EarlierParts:
     """
 
     def __init__(self, parallel: SequenceParallel, layer: int, spec: CacheSpec, x: Tensor) -> None:
-        self.layers = {layer: self}
-        self._parallel, self._spec, self._x = parallel, spec, x
+        self._parallel, self._layer, self._spec, self._x = parallel, layer, spec, x
         self._state: MixerState | None = None
+
+    @property
+    def layers(self) -> dict[int, "EarlierParts"]:
+        """This cache by the layer's number; not stored, as a circle of references would hold activations."""
+        return {self._layer: self}
 
     def read(self) -> MixerState | None:
         """The state after the earlier parts, or None in the first one."""

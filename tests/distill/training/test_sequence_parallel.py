@@ -1,5 +1,6 @@
 """Processes that share sequences train as one that has them whole."""
 
+import gc
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ from evalsuite.distill.training.trainer import _check_processes
 from evalsuite.distill.types import GlobalBatch, MicroBatch
 from evalsuite.foundation import ConfigError, read_jsonl
 from evalsuite.models import build_student
+from evalsuite.models.decoder.sequence_part import EarlierParts
 from evalsuite.models.mixers import MIXERS, Mixer, StateKind
 from evalsuite.models.sequence_parallel import SequenceParallel
 from tests.distill.stage_data import interrupted
@@ -75,7 +77,10 @@ def step(teacher: Any, settings: Stage) -> tuple[Tensor, ...]:
 
 
 def save(out: Path, teacher: Any, settings: Stage, rank: int) -> None:
+    """Save them, and check that no activations wait for the garbage collector."""
+    gc.disable()
     torch.save(step(teacher, settings), out / f"{rank}.pt")
+    assert not any(isinstance(each, EarlierParts) for each in gc.get_objects())
 
 
 OBJECTIVES = {
