@@ -4,7 +4,7 @@
 #
 #     GPUS="0 1" WORKERS=6 host.sh start bash code/reports/studies/regimes.sh REQUESTS      of suite generator, for the teacher's tokenizer
 #
-# Smaller, on a CPU: SET="student.mixers=[retnet] stage.text.tokens=4k …" regimes.sh REQUESTS
+# Smaller: FIRST="stage.text.tokens=4k …" LAST="stage.instruct.tokens=4k …" regimes.sh REQUESTS
 set -euo pipefail
 requests=$1 gpus=(${GPUS:-0})
 export GENERATOR_DATA=${GENERATOR_DATA:-$PWD/questions} EVALSUITE_DATA=${EVALSUITE_DATA:-$PWD/data}
@@ -12,13 +12,13 @@ export GENERATOR_DATA=${GENERATOR_DATA:-$PWD/questions} EVALSUITE_DATA=${EVALSUI
 distil() {
   local variant=$1 gpu=$2
   shift 2
-  # shellcheck disable=SC2086
   CUDA_VISIBLE_DEVICES=$gpu python3 -m evalsuite distill "gap-study-smollm2:$variant" --out "$variant" "$@" > "out/$variant.log" 2>&1
 }
-distil regime-b "${gpus[-1]}" --set "teacher=$PWD/out/teacher/softmax" ${SET:-} &
+# shellcheck disable=SC2086
+distil regime-b "${gpus[-1]}" --set "teacher=$PWD/out/teacher/softmax" ${FIRST:-} ${LAST:-} &
 tuned=$!
-distil before-regime-a "${gpus[0]}" --set "teacher=$PWD/teacher-smollm2" ${SET:-}
-distil regime-a "${gpus[0]}" ${SET_A:+--set $SET_A}
+distil before-regime-a "${gpus[0]}" --set "teacher=$PWD/teacher-smollm2" ${FIRST:-}
+distil regime-a "${gpus[0]}" ${LAST:+--set $LAST}
 wait "$tuned"
 
 # A run needs a name for each student.

@@ -15,7 +15,7 @@ from evalsuite.distill.data.readers import open_reader
 from evalsuite.distill.recipe.data_sources import DataSourceConfig
 from evalsuite.foundation import DataError
 
-COUNTS = {"code": 3_000, "math": 1_500, "science": 500}
+COUNTS = {"code": 12_000, "math": 6_000, "science": 2_000}
 
 
 def rows_of(kind: str, count: int) -> list[dict[str, str]]:
@@ -29,7 +29,7 @@ def rows_of(kind: str, count: int) -> list[dict[str, str]]:
 
 def write(path: Path, rows: list[dict[str, str]]) -> None:
     if path.suffix == ".parquet":
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path, row_group_size=375)
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path, row_group_size=1500)
         return
     compression = "zstd" if path.suffix == ".zst" else None
     with pyarrow.output_stream(str(path), compression=compression) as file:
@@ -49,7 +49,7 @@ def kinds(reader: Reader) -> list[str]:
     [("local", "jsonl"), ("local", "jsonl.zst"), ("local", "parquet"), ("hub", "jsonl"), ("hub", "parquet")],
 )
 def test_every_tenth_of_an_epoch_has_the_shares_of_the_whole(tmp_path, kind, suffix, monkeypatch):
-    monkeypatch.setattr(side_by_side, "CHUNK_ROWS", 4)
+    monkeypatch.setattr(side_by_side, "CHUNK_ROWS", 16)
     folder = tmp_path / "dataset"
     folder.mkdir()
     for name, count in COUNTS.items():
