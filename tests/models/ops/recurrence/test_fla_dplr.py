@@ -43,6 +43,7 @@ def dplr(inputs: RecurrenceInputs) -> tuple[Tensor, Tensor]:
     )
 
 
+@pytest.mark.usefixtures("tuned")
 @pytest.mark.parametrize(("length", "packed"), itertools.product([2048, 63], [False, True]))
 @pytest.mark.parametrize("rule", ["generalized", "two keys"])
 @pytest.mark.parametrize("decay", ["none", "scalar", "channel"])
