@@ -1,12 +1,15 @@
 """Hybrids of two students of one teacher, which share their modules."""
 
 import copy
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from torch import nn
 
+from evalsuite.distill.selection.context import SelectionContext
 from evalsuite.distill.selection.layer_sets import Direction
+from evalsuite.distill.selection.measured_sets import MeasuredSets
+from evalsuite.distill.selection.selector import Start
 from evalsuite.distill.trainable import set_trainable
 from evalsuite.models import StudentForCausalLM
 
@@ -37,6 +40,43 @@ def swap_layers(
     if direction == "add":
         return with_blocks_of(all_linear, all_softmax, layers)
     return with_mixers_of(all_softmax, all_linear, layers)
+
+
+def measured_hybrids(
+    context: SelectionContext,
+    name: str,
+    about: dict[str, Any],
+    columns: Sequence[str],
+    evaluate: Callable[[StudentForCausalLM], Sequence[float]],
+    *,
+    cost: Callable[[dict[str, Any]], tuple[float, ...]],
+) -> dict[Start, MeasuredSets]:
+    """Return measurements of hybrids by where a search starts; only attention is swapped.
+
+    Args:
+        name, about, columns, cost: as `MeasuredSets`.
+        evaluate: hybrid → values.
+    """
+    # Distil the all-linear student in all processes before any of them measures alone.
+    all_linear, all_softmax = context.all_linear, context.teacher
+    every = frozenset(range(context.layers))
+    swapped: dict[Start, Callable[[Collection[int]], StudentForCausalLM]] = {
+        "all-linear": lambda softmax: with_mixers_of(all_linear, all_softmax, softmax),
+        "teacher": lambda softmax: with_mixers_of(all_softmax, all_linear, every.difference(softmax)),
+    }
+
+    def measured(start: Start) -> MeasuredSets:
+        return MeasuredSets(
+            context,
+            f"{name}-{start}",
+            {"mixer": context.mixer, **context.settings, **about},
+            columns,
+            lambda softmax: evaluate(swapped[start](softmax)),
+            cost=cost,
+            unit="hybrid",
+        )
+
+    return {start: measured(start) for start in swapped}
 
 
 def with_output_projection(mixer: Any, projection: nn.Module) -> Any:

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from evalsuite.distill.selection.context import ProgressLog, SelectionContext
+from evalsuite.distill.selection.result import Snapshot
 from evalsuite.foundation import progress
 
 
@@ -18,7 +19,7 @@ class MeasuredSets:
         measure: softmax layers → values.
         unit: what one set is, for the progress bar.
         key: what the sets consist of, in the progress log.
-        cost: row of a set → number; the lowest is best. Needed by `best` only.
+        cost: row of a set → numbers; the lowest is best. Needed by `search` only.
     """
 
     def __init__(
@@ -31,8 +32,9 @@ class MeasuredSets:
         *,
         unit: str,
         key: str = "layers",
-        cost: Callable[[dict[str, Any]], float] = lambda row: 0.0,
+        cost: Callable[[dict[str, Any]], tuple[float, ...]] = lambda row: (),
     ) -> None:
+        self.about = about
         self._context, self._columns, self._measure_one = context, columns, measure
         self._cost, self._unit, self._key = cost, unit, key
         self.progress_log: ProgressLog = context.progress_log(name, about)
@@ -63,6 +65,28 @@ class MeasuredSets:
         """Return the `width` candidates of the lowest cost, best first; ties are broken by their layers."""
         costs = dict(zip(candidates, map(self._cost, self.all(candidates, what)), strict=True))
         return sorted(costs, key=lambda each: (costs[each], sorted(each)))[:width]
+
+    def search(
+        self, start: Collection[int], k: int, width: int = 1
+    ) -> tuple[list[frozenset[int]], list[Snapshot]]:
+        """Swap one layer after the other, keeping the best `width` sets of each depth; 1 is a greedy search.
+
+        Args:
+            start: all layers, which become linear one by one, or none, which are restored.
+            k: size of the sets in the end.
+
+        Returns:
+            The best sets of `k` layers, best first, and the best set of each depth.
+        """
+        start = frozenset(start)
+        layers, depth = range(self._context.layers), abs(k - len(start))
+        beam, history = [start], []
+        for number in range(1, depth + 1):
+            # Layers that are not swapped yet.
+            swaps = {each ^ {i} for each in beam for i in layers if (i in each) == (i in start)}
+            beam = self.best(sorted(swaps, key=sorted), width, f"depth {number} of {depth}")
+            history.append(Snapshot(step=number, tokens=0, layers=tuple(sorted(beam[0]))))
+        return beam, history
 
     def _measure(self, sets: Sequence[frozenset[int]]) -> None:
         """Measure up to one set per process and share the values."""

@@ -33,6 +33,8 @@ Requirement = Literal["nothing", "teacher", "all_linear", "training"]
 """What a selector measures with: an all-linear student, or candidates that it trains."""
 Unit = Literal["layer", "head"]
 """What a selector selects."""
+Start = Literal["all-linear", "teacher"]
+"""The student that a search starts from."""
 REQUIREMENTS: tuple[Requirement, ...] = get_args(Requirement)
 
 

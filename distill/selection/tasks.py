@@ -28,12 +28,13 @@ MAX_SUM_PAIRS = 24
 class Question:
     """A prompt, and the answer that follows after a space.
 
-    `any_order`: the answer is several words in any order.
+    `any_order`: the answer is several words in any order. `choices`: the answer and wrong ones, or none.
     """
 
     prompt: str
     answer: str
     any_order: bool = False
+    choices: tuple[str, ...] = ()
 
 
 def key_value(rng: random.Random, pairs: int) -> Question:
@@ -191,8 +192,8 @@ class QuestionSet:
             answer = tokenizer.encode(f" {question.answer}", add_special_tokens=False)
             if len(prompt) + len(answer) > max_length:
                 raise ConfigError(
-                    f"a synthetic question has {len(prompt) + len(answer)} tokens, more than the teacher's "
-                    f"{max_length}; lower --option num_pairs"
+                    f"a question has {len(prompt) + len(answer)} tokens, more than the teacher's "
+                    f"{max_length}; lower --option num_pairs, or take another source of questions"
                 )
             encoded.append((prompt, answer))
         self.prompts = [tuple(prompt) for prompt, _ in encoded]
@@ -223,6 +224,49 @@ class QuestionSet:
             for index, total, missed in zip(group, sums, misses, strict=True):
                 logprobs[index], exact[index] = total, missed == 0
         return TaskScores(tuple(logprobs), tuple(exact), sum(self.answer_tokens))
+
+
+class TaskSet:
+    """Questions that a model answers right where the answer is the likeliest choice.
+
+    Log-likelihoods are sums over the tokens of a choice (lm-eval's `acc`). Without choices, greedy decoding
+    has to give the answer's tokens, as lm-eval scores LAMBADA.
+
+    Args:
+        questions, tokenizer, device, max_length: as `QuestionSet`.
+        with_choices: False ignores the choices.
+    """
+
+    def __init__(
+        self,
+        questions: Sequence[Question],
+        tokenizer: Any,
+        device: torch.device,
+        max_length: int,
+        *,
+        with_choices: bool = True,
+    ) -> None:
+        self._choices = [
+            (each.answer, *(choice for choice in each.choices if with_choices and choice != each.answer))
+            for each in questions
+        ]
+        every = [
+            Question(question.prompt, choice)
+            for question, choices in zip(questions, self._choices, strict=True)
+            for choice in choices
+        ]
+        self._questions = QuestionSet(every, tokenizer, device, max_length)
+
+    def evaluate(self, model: Any) -> tuple[float, float]:
+        """Return accuracy, and the mean log-probability of a right answer in nats."""
+        found = self._questions.evaluate(model)
+        right, logprobs, start = 0, 0.0, 0
+        for choices in self._choices:
+            answer, *wrong = found.logprobs[start : start + len(choices)]
+            right += answer > max(wrong) if wrong else found.exact[start]
+            logprobs += answer
+            start += len(choices)
+        return right / len(self._choices), logprobs / len(self._choices)
 
 
 def _pad(encoded: Sequence[tuple[list[int], list[int]]]) -> MicroBatch:

@@ -207,6 +207,62 @@ def fewshot_documents(benchmark: Benchmark, *, data_dir: Path | str | None = Non
     ]
 
 
+def selection_documents(
+    benchmark: Benchmark,
+    *,
+    limit: int,
+    seed: int,
+    data_dir: Path | str | None = None,
+    context: int | None = None,
+    count_tokens: CountTokens | None = None,
+) -> list[Document]:
+    """Return documents to choose a model by, which are not those that runs evaluate.
+
+    They are a sample of the few-shot split; of a generator, they are drawn with a seed of its own, without
+    questions that a run with seed 0 evaluates.
+
+    Args:
+        benchmark, data_dir, context, count_tokens: as `documents`.
+        limit: most documents.
+        seed: of the sample, or of the generator.
+
+    Raises:
+        ConfigError: the benchmark has neither a few-shot split nor a generator.
+        DataError: missing data, or a generator without other documents.
+    """
+    if benchmark.generated is not None:
+        plain = benchmark.model_copy(update={"completion": None, "prefix": None})
+        draw = partial(documents, plain, data_dir=data_dir, context=context, count_tokens=count_tokens)
+        own = int(content_hash(["selection", seed], 8), 16)
+        if context is not None:
+            # Texts of a stated length never come back, and take long to draw.
+            population = draw(seed=own, limit=limit)
+        else:
+            evaluated = {_without_choices(each) for each in draw()}
+            population = [each for each in draw(seed=own) if _without_choices(each) not in evaluated]
+        if not population:
+            raise DataError(f"{benchmark.name}: has no documents but those that are evaluated")
+    elif context is not None:
+        raise ConfigError(f"{benchmark.name}: its few-shot split has no context lengths (found {context})")
+    elif benchmark.has_fewshot_split:
+        population = fewshot_documents(benchmark, data_dir=data_dir)
+    else:
+        raise ConfigError(
+            f"{benchmark.name}: has neither a few-shot split nor a generator, only evaluated documents; use "
+            "a YAML file that includes it and names a 'fewshot_split'"
+        )
+    found = sample_documents(population, limit, seed)
+    if benchmark.completion is not None:
+        found = _completed(benchmark, found, population)
+    return with_prefixes(benchmark, found, data_dir)
+
+
+def _without_choices(document: Document) -> str:
+    """Hash of a generated row without its choices, whose order depends on the seed."""
+    row = {key: value for key, value in document.row.items() if key not in ("choices", "gold")}
+    return content_hash(row)
+
+
 def _set_aside(documents: Sequence[Document], how: Completion) -> tuple[list[Document], list[Document]]:
     """Divide documents into those that are evaluated and those that examples are drawn from.
 

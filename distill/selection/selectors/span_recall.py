@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from evalsuite.distill.selection.result import SelectionResult, Snapshot
+from evalsuite.distill.selection.result import SelectionResult
 from evalsuite.distill.selection.selector import SELECTORS, Requirement, Selector
 from evalsuite.foundation.strict import Seed
 
@@ -51,7 +51,7 @@ def windowed_recall(context: "SelectionContext", num_examples: int, seed: int) -
     about |= {"gap": gap, "window": WINDOW, "sinks": SINKS}
     columns = ("gain", "recall")
     return MeasuredSets(
-        context, "span-recall", about, columns, measure, cost=lambda row: -row["gain"], unit="set"
+        context, "span-recall", about, columns, measure, cost=lambda row: (-row["gain"],), unit="set"
     )
 
 
@@ -73,13 +73,7 @@ class SpanRecall(Selector):
 
     def select(self, context: "SelectionContext", k: int) -> SelectionResult:
         measure = windowed_recall(context, self.num_examples, self.seed)
-        all_layers = frozenset(range(context.layers))
-        chosen: frozenset[int] = frozenset()
-        history = []
-        for depth in range(1, k + 1):
-            candidates = [chosen | {layer} for layer in sorted(all_layers - chosen)]
-            (chosen,) = measure.best(candidates, 1, f"layer {depth} of {k}")
-            history.append(Snapshot(step=depth, tokens=0, layers=tuple(sorted(chosen))))
+        (chosen,), history = measure.search((), k)
         windows = measure(())
         return SelectionResult(
             layers=tuple(sorted(chosen)),
@@ -89,7 +83,7 @@ class SpanRecall(Selector):
             details={
                 "selected": measure(chosen),
                 "windows": windows,
-                "teacher": measure(all_layers),
+                "teacher": measure(range(context.layers)),
                 "path": [measure(each.layers) for each in history],
             },
         )

@@ -19,6 +19,7 @@ SMALL: dict[str, Any] = {
     "tokens": 512,
     "align_tokens": 512,
     "window": 3,
+    "tasks": ["pocket_passage"],
 }
 
 

@@ -283,12 +283,16 @@ class Measured(MeasuredSets):
     """Perplexities that a function of the layers computes."""
 
     def __init__(self, context, function) -> None:
-        self._context, self._unit, self._known = context, "hybrid", {}
-        self._function, self._cost = function, lambda row: row["mean"]
+        self._context, self._unit, self._known, self.about = context, "hybrid", {}, {}
+        self._function, self._cost = function, lambda row: (row["mean"],)
 
     def _measure(self, sets) -> None:
         for each in sets:
             self._known[each] = {"layers": sorted(each), "mean": self._function(each)}
+
+
+def measured(context, function) -> dict[str, Measured]:
+    return dict.fromkeys(("all-linear", "teacher"), Measured(context, function))
 
 
 def together(layers: frozenset[int]) -> float:
@@ -299,7 +303,7 @@ def together(layers: frozenset[int]) -> float:
 @pytest.mark.parametrize(("width", "found"), [(1, (0, 2)), (2, (2, 3))])
 def test_beam_search_finds_layers_that_only_help_together(context, monkeypatch, width, found):
     context.layers = 4
-    monkeypatch.setattr(PerplexitySearch, "perplexity", lambda *_: Measured(context, together))
+    monkeypatch.setattr(PerplexitySearch, "hybrids", lambda *_: measured(context, together))
     result = small_selector("beam_add", beam_width=width).select(context, 2)
     assert result.layers == found
     assert result.scores == pytest.approx((3.0, 0.0, 1.0, 0.9))
@@ -309,7 +313,7 @@ def test_beam_search_finds_layers_that_only_help_together(context, monkeypatch, 
 
 def test_beam_replace_keeps_the_most_harmful_replacements(context, monkeypatch):
     context.layers = 4
-    monkeypatch.setattr(PerplexitySearch, "perplexity", lambda *_: Measured(context, together))
+    monkeypatch.setattr(PerplexitySearch, "hybrids", lambda *_: measured(context, together))
     result = small_selector("beam_replace").select(context, 2)
     assert result.layers == (2, 3)
     assert result.scores == pytest.approx((3.0, 0.0, 7.0, 6.9))

@@ -43,7 +43,7 @@ def test_the_search_adds_the_best_layer_each_time(context, monkeypatch):
 
     class Measured(MeasuredSets):
         def __init__(self):
-            self._context, self._unit, self._cost = context, "set", lambda row: -row["gain"]
+            self._context, self._unit, self._cost = context, "set", lambda row: (-row["gain"],)
             self._known = {frozenset(key): {"layers": [*key], "gain": gains[key]} for key in gains}
 
     monkeypatch.setattr(span_recall, "windowed_recall", lambda *_: Measured())

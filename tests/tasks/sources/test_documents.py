@@ -16,6 +16,7 @@ from evalsuite.tasks.sources.documents import (
     fewshot_documents,
     limit_documents,
     sample_documents,
+    selection_documents,
     with_clusters,
     with_ids,
 )
@@ -120,6 +121,27 @@ def test_contexts_and_limits_are_validated(tmp_path: Path) -> None:
         documents(load_benchmark("pocket_niah_single_1"))
     with pytest.raises(ConfigError, match="no split for few-shot"):
         fewshot_documents(load_benchmark("pocket_facts"))
+
+
+def test_selection_documents_are_never_evaluated_ones(tmp_path: Path) -> None:
+    freeze(tmp_path, "default/train.parquet", [{"q": f"other {number}", "gold": 0} for number in range(9)])
+    found = selection_documents(benchmark(fewshot_split="train"), limit=4, seed=1, data_dir=tmp_path)
+    assert len(found) == 4
+    assert {each.row["q"][:5] for each in found} == {"other"}
+    with pytest.raises(ConfigError, match=r"small: .* only evaluated documents"):
+        selection_documents(benchmark(), limit=4, seed=1, data_dir=tmp_path)
+    with pytest.raises(ConfigError, match="its few-shot split has no context lengths"):
+        selection_documents(benchmark(fewshot_split="train"), limit=4, seed=1, context=128)
+    for name, context in (
+        ("pocket_facts", None),
+        ("short_arithmetic_fewshot", None),
+        ("pocket_niah_single_1", 128),
+    ):
+        generated = load_benchmark(name)
+        drawn = selection_documents(generated, limit=200, seed=0, context=context)
+        assert drawn
+        evaluated = {each.row["prompt"] for each in documents(generated, context=context)}
+        assert evaluated.isdisjoint(each.row["prompt"] for each in drawn)
 
 
 def test_generated_documents_have_their_context() -> None:
