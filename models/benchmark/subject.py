@@ -12,8 +12,9 @@ import transformers
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from evalsuite.foundation import ConfigError
+from evalsuite.foundation.efficiency import EfficiencyRow, Kind, Status
 from evalsuite.models.benchmark.gpu import Gpu, device_name
-from evalsuite.models.benchmark.points import Kind, Measurement, Point, Status
+from evalsuite.models.benchmark.points import Point
 from evalsuite.models.checkpoints.load import Checkpoint, CheckpointInfo
 from evalsuite.models.checkpoints.positions import check_max_length, stated_positions
 from evalsuite.models.decoder import StudentForCausalLM
@@ -62,10 +63,10 @@ class Subject:
         cache = self.cost.cache(self.dtype)
         return None if cache is None else cache.at(context)
 
-    def row(self, point: Point, status: Status = "ok", detail: str = "", **measured: Any) -> Measurement:
+    def row(self, point: Point, status: Status = "ok", detail: str = "", **measured: Any) -> EfficiencyRow:
         """The record of a point of this model."""
         cache = self.cache_bytes(point.context)
-        return Measurement(
+        return EfficiencyRow(
             label=self.label,
             weights_id=self.weights_id,
             teacher=self.teacher,
@@ -109,7 +110,7 @@ class Benchmark(ABC):
     subject: Subject
 
     @abstractmethod
-    def measure(self, point: Point) -> Measurement:
+    def measure(self, point: Point) -> EfficiencyRow:
         """Measure a point.
 
         Raises:

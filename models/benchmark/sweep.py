@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import torch
 
 from evalsuite.foundation import ConfigError, EvalsuiteError
-from evalsuite.models.benchmark.points import Key, Measurement, Point, Status
+from evalsuite.foundation.efficiency import EfficiencyRow, Key, Status
+from evalsuite.models.benchmark.points import Point
 from evalsuite.models.benchmark.subject import Benchmark
 
 CONTEXTS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
@@ -61,8 +62,11 @@ class Sweep:
 
 
 def run_sweep(
-    benchmark: Benchmark, sweep: Sweep, stored: dict[Key, Measurement], record: Callable[[Measurement], None]
-) -> Iterator[Measurement]:
+    benchmark: Benchmark,
+    sweep: Sweep,
+    stored: dict[Key, EfficiencyRow],
+    record: Callable[[EfficiencyRow], None],
+) -> Iterator[EfficiencyRow]:
     """Measure all points of a model, and yield the record of each.
 
     Args:
@@ -72,7 +76,7 @@ def run_sweep(
         record: is called with each new measurement.
     """
 
-    def measured(point: Point) -> Measurement:
+    def measured(point: Point) -> EfficiencyRow:
         key = benchmark.subject.row(point).key
         found = stored.get(key)
         if found is None:
@@ -90,8 +94,8 @@ def run_sweep(
 
 
 def _grow(
-    benchmark: Benchmark, context: int, measured: Callable[[Point], Measurement], limit: int | None
-) -> Iterator[Measurement]:
+    benchmark: Benchmark, context: int, measured: Callable[[Point], EfficiencyRow], limit: int | None
+) -> Iterator[EfficiencyRow]:
     """Double the batch until it does not fit, then try between; never split a batch."""
     expected = benchmark.most_sequences(context)
     # The power of two at or below that fraction.
@@ -112,7 +116,7 @@ def _grow(
             fits, fails = (middle, fails) if found.status == "ok" else (fits, middle)
 
 
-def attempt(benchmark: Benchmark, point: Point) -> Measurement:
+def attempt(benchmark: Benchmark, point: Point) -> EfficiencyRow:
     """Measure a point, and turn what prevents it into a record."""
     outcome: tuple[Status, str]
     try:

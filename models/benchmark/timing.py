@@ -1,28 +1,13 @@
 """Timing of device work: CUDA events on a GPU, the host's clock on a CPU; medians with their range."""
 
 import itertools
-import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """Median of repeated measurements with the smallest and the largest one."""
-
-    median: float
-    low: float
-    high: float
-    repeats: int
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> "Spread":
-        """Summarize at least one value."""
-        return cls(statistics.median(values), min(values), max(values), len(values))
+from evalsuite.foundation.efficiency import Spread
 
 
 def time_each(work: Callable[[], object], repeats: int, device: torch.device) -> Spread:

@@ -22,7 +22,7 @@ def redact(report: Report) -> Report:
         for path, name in runs.items():
             warning = warning.replace(path, name)
         warnings.append(warning)
-    rows = [row.model_copy(update={"detail": last_components(row.detail)}) for row in report.of(efficiency)]
+    rows = [replace(row, detail=last_components(row.detail)) for row in report.of(efficiency)]
     return report.having(efficiency, rows).with_(
         tensor=tensor,
         environments=tuple(last_components(environment) for environment in report.environments),

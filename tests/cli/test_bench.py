@@ -9,7 +9,8 @@ import torch
 
 from evalsuite.cli import main
 from evalsuite.cli.commands.bench import context_length
-from evalsuite.models.benchmark.points import Measurement, Point
+from evalsuite.foundation.efficiency import EfficiencyRow
+from evalsuite.models.benchmark.points import Point
 from evalsuite.models.inference.torch.benchmark import TorchBenchmark
 from evalsuite.reports.records.efficiency import read_efficiency
 
@@ -33,7 +34,7 @@ def test_random_models_are_measured_and_resumed(
 ) -> None:
     measure = TorchBenchmark.measure
 
-    def limited(self: TorchBenchmark, point: Point) -> Measurement:
+    def limited(self: TorchBenchmark, point: Point) -> EfficiencyRow:
         if point.context == 200:
             raise torch.OutOfMemoryError("simulated")
         return measure(self, point)
@@ -115,7 +116,7 @@ def test_runs_without_measurements_are_refused(tmp_path: Path, capsys: pytest.Ca
     assert "no measurements; make them with" in capsys.readouterr().err
     (tmp_path / "efficiency.jsonl").write_text(json.dumps({"schema": 1}) + "\n")
     assert main(["bench", "--from", str(tmp_path), "--out", str(tmp_path / "out")]) >= 64
-    assert "schema 1 is not supported; delete the file and repeat" in capsys.readouterr().err
+    assert "schema 1, this evalsuite reads 2; delete the file and repeat" in capsys.readouterr().err
 
 
 def test_contexts_are_tokens_or_thousands() -> None:

@@ -12,7 +12,7 @@ from evalsuite.cli.options import add_engine_option, add_model_options, engine_a
 from evalsuite.foundation.parser import command
 
 if TYPE_CHECKING:
-    from evalsuite.models.benchmark.points import Key, Measurement
+    from evalsuite.foundation.efficiency import EfficiencyRow, Key
     from evalsuite.models.benchmark.random_models import RandomModel
     from evalsuite.models.benchmark.subject import Benchmark
     from evalsuite.models.benchmark.sweep import Sweep
@@ -115,11 +115,11 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure checkpoints, print a table, and write measurements to the run folder if one is given."""
     from evalsuite.evaluation.inference.engines import check_device, resolve_device
     from evalsuite.foundation import ConfigError
-    from evalsuite.models.benchmark.points import read_measurements, save_measurement
+    from evalsuite.foundation.efficiency import read_measurements
+    from evalsuite.models.benchmark.points import save_measurement
     from evalsuite.models.benchmark.sweep import run_sweep
     from evalsuite.models.checkpoints.precision import split_precision
     from evalsuite.reports.measures.efficiency import efficiency_text
-    from evalsuite.reports.records.efficiency import EfficiencyRow
 
     if arguments.runs:
         return _report(arguments)
@@ -142,12 +142,12 @@ def run(arguments: argparse.Namespace) -> int:
             "no GPU: a CPU shows how time and cache grow with the context, not the ratios of a GPU; peak "
             "memory, energy and the batch that memory holds are not measured"
         )
-    stored: dict[Key, Measurement] = {}
+    stored: dict[Key, EfficiencyRow] = {}
     if arguments.out is not None:
         stored = {each.key: each for each in read_measurements(arguments.out)}
-    found: list[Measurement] = []
+    found: list[EfficiencyRow] = []
 
-    def record(measured: "Measurement") -> None:
+    def record(measured: "EfficiencyRow") -> None:
         print(progress_line(measured), flush=True)
         if arguments.out is not None:
             save_measurement(arguments.out, measured)
@@ -157,8 +157,7 @@ def run(arguments: argparse.Namespace) -> int:
             for number, benchmark in enumerate(opened.benchmarks):
                 own = sweep if number == 0 else _also_sweep(sweep, arguments)
                 found += run_sweep(benchmark, own, stored, record)
-    rows = [EfficiencyRow.model_validate(each.to_row()) for each in found]
-    print(efficiency_text(rows))
+    print(efficiency_text(found))
     if arguments.out is not None:
         print(f"written to {arguments.out / 'efficiency.jsonl'}")
     return 0
@@ -280,7 +279,7 @@ def _also_sweep(sweep: "Sweep", arguments: argparse.Namespace) -> "Sweep":
     return replace(sweep, contexts=tuple(arguments.also_contexts), batches=(1,), peak_contexts=())
 
 
-def progress_line(measured: "Measurement") -> str:
+def progress_line(measured: "EfficiencyRow") -> str:
     """One line for a new measurement."""
     where = f"{measured.label}, {measured.engine}: {measured.kind} of {measured.context:,} × {measured.batch}"
     if measured.status != "ok":
@@ -289,7 +288,7 @@ def progress_line(measured: "Measurement") -> str:
     return f"{where}: {_first_token(measured)}decode {'–' if speed is None else f'{speed:,.0f}'} tokens/s"
 
 
-def _first_token(measured: "Measurement") -> str:
+def _first_token(measured: "EfficiencyRow") -> str:
     """Time to the first token, and the FLOP/s of the prefill where they are counted."""
     from evalsuite.models.decoder.cost import format_flops
 

@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from evalsuite.models.benchmark.points import Kind, Measurement, Point
+from evalsuite.foundation.efficiency import EfficiencyRow, Kind, Spread
+from evalsuite.models.benchmark.points import Point
 from evalsuite.models.benchmark.subject import MAX_NEW_TOKENS, InProcessBenchmark
-from evalsuite.models.benchmark.timing import Spread, time_each, time_steps
+from evalsuite.models.benchmark.timing import time_each, time_steps
 from evalsuite.models.checkpoints.load import Checkpoint
 from evalsuite.models.inference.sampling import SamplingMetadata
 from evalsuite.models.inference.torch.cuda_graphs import step_function
@@ -46,7 +47,7 @@ class TorchBenchmark(InProcessBenchmark):
         super().__init__(checkpoint, "torch", random_weights=random_weights)
         self.runner = runner
 
-    def measure(self, point: Point) -> Measurement:
+    def measure(self, point: Point) -> EfficiencyRow:
         self.subject.check_positions(point.context + MAX_NEW_TOKENS)
         self.gpu.begin_point()
         with torch.inference_mode():
@@ -59,7 +60,7 @@ class TorchBenchmark(InProcessBenchmark):
             return 8
         return max(1, int(torch.cuda.mem_get_info(self.device)[0] // per_sequence))
 
-    def _request(self, point: Point) -> Measurement:
+    def _request(self, point: Point) -> EfficiencyRow:
         prompts = self._prompts(point)
         found: list[KVCache] = []
 
@@ -86,7 +87,7 @@ class TorchBenchmark(InProcessBenchmark):
             point, ttft_ms=ttft, step_ms=step, joules=joules, cache_bytes=size, **self.gpu.facts()
         )
 
-    def _decode(self, point: Point) -> Measurement:
+    def _decode(self, point: Point) -> EfficiencyRow:
         batch = synthetic_batch(self.runner, point.batch, point.context)
         size = sum(
             tensor[:, :, : point.context].nbytes

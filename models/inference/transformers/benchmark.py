@@ -4,7 +4,8 @@ import torch
 import transformers
 
 from evalsuite.foundation import ConfigError
-from evalsuite.models.benchmark.points import Measurement, Point
+from evalsuite.foundation.efficiency import EfficiencyRow
+from evalsuite.models.benchmark.points import Point
 from evalsuite.models.benchmark.subject import InProcessBenchmark
 from evalsuite.models.benchmark.timing import time_responses
 from evalsuite.models.checkpoints.load import Checkpoint
@@ -19,7 +20,7 @@ class GenerateBenchmark(InProcessBenchmark):
     def __init__(self, checkpoint: Checkpoint, *, random_weights: bool = False) -> None:
         super().__init__(checkpoint, "transformers", random_weights=random_weights)
 
-    def measure(self, point: Point) -> Measurement:
+    def measure(self, point: Point) -> EfficiencyRow:
         """Raises ConfigError for decode points, which need a cache of our own."""
         if point.kind != "request":
             raise ConfigError("transformers' generate takes no synthetic caches; measure requests")

@@ -6,7 +6,8 @@ from typing import Any
 import torch
 
 from evalsuite.foundation import ConfigError
-from evalsuite.models.benchmark.points import Measurement, Point
+from evalsuite.foundation.efficiency import EfficiencyRow
+from evalsuite.models.benchmark.points import Point
 from evalsuite.models.benchmark.subject import Benchmark, Subject, teacher_of
 from evalsuite.models.benchmark.timing import time_responses
 from evalsuite.models.checkpoints.load import CheckpointInfo
@@ -46,7 +47,7 @@ class VllmBenchmark(Benchmark):
             config=info.config,
         )
 
-    def measure(self, point: Point) -> Measurement:
+    def measure(self, point: Point) -> EfficiencyRow:
         """Refuses contexts beyond the engine's maximum length."""
         if point.kind != "request":
             raise ConfigError("vLLM takes no synthetic caches; measure requests")

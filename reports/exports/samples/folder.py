@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from pydantic import BaseModel
 
 from evalsuite.foundation import RunFolderError, write_bytes
 from evalsuite.foundation.machine_paths import last_components, without_paths
 from evalsuite.reports.exports.samples.rows import merged_score_files
+from evalsuite.reports.json_values import to_json
 from evalsuite.reports.measures.efficiency import efficiency as measurements
 from evalsuite.reports.measures.layers import selections
 from evalsuite.reports.measures.training import loss_curves
@@ -144,11 +144,11 @@ def _environment(environments: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]
     return runs[0] if len(runs) == 1 else {"runs": runs} if runs else {}
 
 
-def _distinct(models: Sequence[BaseModel], redacted: bool) -> list[Any]:
-    """Models as JSON; equal ones, such as those of a run that is merged again, count once."""
+def _distinct(models: Sequence[Any], redacted: bool) -> list[Any]:
+    """Records as JSON; equal ones, such as those of a run that is merged again, count once."""
     values: list[Any] = []
     for model in models:
-        value = model.model_dump(mode="json", by_alias=True)
+        value = to_json(model)
         value = last_components(value) if redacted else value
         values += [] if value in values else [value]
     return values

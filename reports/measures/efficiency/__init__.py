@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -112,11 +112,10 @@ def measured(report: Report) -> list[EfficiencyRow]:
         for each in report.checkpoints
     }
     return [
-        row.model_copy(
-            update={
-                "teacher": teachers.get(row.weights_id, row.teacher),
-                "label": labels.get(row.weights_id, row.label),
-            }
+        replace(
+            row,
+            teacher=teachers.get(row.weights_id, row.teacher),
+            label=labels.get(row.weights_id, row.label),
         )
         for row in report.of(efficiency)
     ]
@@ -127,7 +126,7 @@ EFFICIENCY: Table[EfficiencyRow] = Table(
     title="Cost",
     rows=lambda report: report.of(measured),
     columns=(
-        Column("schema", value=lambda report, row: row.schema_, outputs=CSV),
+        Column("schema", outputs=CSV),
         Column("label", "model", unit="text"),
         _plain("weights_id", text=True),
         _plain("teacher", text=True),

@@ -1,6 +1,7 @@
 """Figures of efficiency by context: one curve per model, a teacher with its students in one setting."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from evalsuite.reports import formatting
 from evalsuite.reports.figures.axes import log_axis
@@ -24,7 +25,7 @@ def efficiency_charts(rows: Sequence[EfficiencyRow]) -> list[Figure]:
     starts = {row.label.partition(", ")[0] for row in rows}
     shared = starts.pop() if len(starts) == 1 and all(", " in row.label for row in rows) else ""
     if shared:
-        rows = [row.model_copy(update={"label": row.label.removeprefix(f"{shared}, ")}) for row in rows]
+        rows = [replace(row, label=row.label.removeprefix(f"{shared}, ")) for row in rows]
     caption = ", ".join(part for part in (shared, where.engine, where.device, where.dtype) if part)
     return [
         *_speed(rows, "peak_throughput", "Peak decode throughput", caption),

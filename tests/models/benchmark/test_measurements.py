@@ -7,12 +7,13 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from evalsuite.foundation import ConfigError, DataError
+from evalsuite.foundation.efficiency import FILE, Spread, read_measurements
 from evalsuite.models.benchmark.estimate import Rates, estimate
 from evalsuite.models.benchmark.gpu import Gpu
-from evalsuite.models.benchmark.points import FILE, Measurement, Point, read_measurements, save_measurement
+from evalsuite.models.benchmark.points import Point, save_measurement
 from evalsuite.models.benchmark.random_models import RandomModel, build, random_models
 from evalsuite.models.benchmark.subject import teacher_of
-from evalsuite.models.benchmark.timing import Spread, step_between, time_steps
+from evalsuite.models.benchmark.timing import step_between, time_steps
 from evalsuite.models.checkpoints.load import Checkpoint
 from evalsuite.models.inference.torch.benchmark import SHORT_TOKENS, TorchBenchmark, synthetic_batch
 from evalsuite.models.inference.torch.model_runner import ModelRunner
@@ -136,8 +137,9 @@ def test_records_replace_each_other(models: dict[str, RandomModel], tmp_path: Pa
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('{"schema": 1}', "line 1: schema 1; this evalsuite writes 2: delete"),
+        ('{"schema": 1}', "line 1: schema 1, this evalsuite reads 2; delete"),
         ('{"schema": 2}', "line 1: .*label"),
+        ("[2]", "line 1: expected an object"),
     ],
 )
 def test_other_schemas_are_refused(tmp_path: Path, line: str, message: str) -> None:
@@ -194,6 +196,7 @@ def test_a_teacher_is_read_from_the_lineage() -> None:
     assert of({}) is None
 
 
-def test_measurements_survive_a_round_trip(models: dict[str, RandomModel]) -> None:
+def test_measurements_survive_a_round_trip(models: dict[str, RandomModel], tmp_path: Path) -> None:
     made = benchmark_of(models["teacher"]).measure(Point(kind="request", context=16, repeats=1))
-    assert Measurement.from_row(made.to_row()) == made
+    save_measurement(tmp_path, made)
+    assert read_measurements(tmp_path) == [made]

@@ -7,10 +7,10 @@ import torch
 from transformers import LlamaConfig
 
 from evalsuite.foundation import ConfigError
-from evalsuite.models.benchmark.points import Measurement, Point
+from evalsuite.foundation.efficiency import EfficiencyRow, Spread
+from evalsuite.models.benchmark.points import Point
 from evalsuite.models.benchmark.subject import Benchmark, Subject
 from evalsuite.models.benchmark.sweep import Sweep, run_sweep
-from evalsuite.models.benchmark.timing import Spread
 
 CONFIG = LlamaConfig(
     hidden_size=32,
@@ -43,7 +43,7 @@ class Limited(Benchmark):
             config=CONFIG,
         )
 
-    def measure(self, point: Point) -> Measurement:
+    def measure(self, point: Point) -> EfficiencyRow:
         self.requested.append((point.kind, point.context, point.batch))
         if point.context * point.batch > self.capacity:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB\nmore")
@@ -62,8 +62,8 @@ class Limited(Benchmark):
 
 
 def sweep_of(
-    benchmark: Benchmark, sweep: Sweep, stored: dict[Any, Measurement] | None = None
-) -> list[Measurement]:
+    benchmark: Benchmark, sweep: Sweep, stored: dict[Any, EfficiencyRow] | None = None
+) -> list[EfficiencyRow]:
     return list(run_sweep(benchmark, sweep, {} if stored is None else stored, lambda _: None))
 
 
@@ -130,7 +130,7 @@ def test_a_context_that_never_fits_ends() -> None:
 
 
 def test_stored_measurements_are_not_repeated() -> None:
-    stored: dict[Any, Measurement] = {}
+    stored: dict[Any, EfficiencyRow] = {}
     sweep = Sweep(contexts=(1000, 4000), peak_contexts=(1000,))
     first = sweep_of(Limited(100_000), sweep, stored)
     again = Limited(100_000)

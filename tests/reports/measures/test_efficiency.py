@@ -1,10 +1,13 @@
 """Ratios, crossovers and fits of efficiency measurements, against closed forms."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from evalsuite.foundation.efficiency import EfficiencyRow, Spread
+from evalsuite.foundation.typed import from_json
 from evalsuite.reports.measures.efficiency import (
     ALONE,
     CROSSOVERS,
@@ -28,7 +31,6 @@ from evalsuite.reports.measures.efficiency.comparison import (
     synthetic_deviation,
 )
 from evalsuite.reports.measures.efficiency.context_charts import efficiency_charts
-from evalsuite.reports.records.efficiency import EfficiencyRow, Spread
 from evalsuite.reports.references.efficiency import paper_ratios
 
 CONTEXTS = (512, 1024, 2048, 4096, 8192, 32768, 131072)
@@ -53,7 +55,7 @@ def row(model: str, context: int, **values: Any) -> EfficiencyRow:
         "batch": 1,
         "status": "ok",
     }
-    return EfficiencyRow.model_validate(made | values)
+    return from_json(made | values, EfficiencyRow, "row")
 
 
 @pytest.fixture(scope="module")
@@ -153,7 +155,7 @@ def test_engines_and_devices_are_never_mixed(rows: list[EfficiencyRow]) -> None:
 
 
 def test_known_teachers_replace_stated_ones(rows: list[EfficiencyRow]) -> None:
-    alone = [each.model_copy(update={"teacher": None}) for each in rows]
+    alone = [replace(each, teacher=None) for each in rows]
     assert list(pairings(alone)) == []
     (pair,) = pairings(alone, {"student+softmax/4": "teacher"})
     assert (pair.student.weights_id, pair.teacher.weights_id) == ("student+softmax/4", "teacher")
