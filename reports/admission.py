@@ -6,8 +6,6 @@ the same documents. `decide` is pure: score rows in, decisions out; `admit` deci
 `write_admission` writes the decisions as CSV and Markdown.
 """
 
-import csv
-import io
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +15,7 @@ from typing import Any
 import numpy as np
 from pydantic import Field
 
-from evalsuite.foundation import ConfigError, DataError, write_text
+from evalsuite.foundation import ConfigError, DataError, write_csv, write_text
 from evalsuite.foundation.strict import Strict, parse
 from evalsuite.foundation.strict_yaml import read_yaml
 from evalsuite.foundation.taxonomy import PERPLEXITIES, PROTOCOL_TITLES, PROTOCOLS, names_answer
@@ -325,11 +323,7 @@ def _rows(run: Path, benchmark: str, protocol: str, checkpoint: Checkpoint) -> l
 
 def write_admission(decisions: Sequence[AdmissionDecision], rule: AdmissionRule, out: Path) -> list[Path]:
     """Write admission.csv and admission.md, which contain no text of documents, and return their paths."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    writer.writerows(_cells(decisions))
-    write_text(out / "admission.csv", text.getvalue())
+    write_csv(out / "admission.csv", COLUMNS, _cells(decisions))
     write_text(out / "admission.md", markdown(decisions, rule))
     return [out / "admission.csv", out / "admission.md"]
 

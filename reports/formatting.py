@@ -60,6 +60,11 @@ def ends(low: float, high: float, text: Callable[[float], str]) -> str:
     return f"{text(low)} to {text(high)}"
 
 
+def contrast(point: float, low: float, high: float) -> str:
+    """A difference with its interval: ``+1.2 (−0.3 to +2.7)``."""
+    return f"{signed(point)} ({ends(low, high, signed)})"
+
+
 def bound(end: float) -> float | None:
     """An end of an interval in a file: None where there is no bound."""
     return None if isinf(end) else end

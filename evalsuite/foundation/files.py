@@ -1,6 +1,8 @@
 """Crash-safe files: atomic writes, and append-only JSON lines whose torn last line is ignored."""
 
+import csv
 import fcntl
+import io
 import json
 import os
 import re
@@ -139,6 +141,13 @@ def _json_lines(rows: Iterable[Mapping[str, Any]]) -> str:
 def write_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """Write `rows` as JSON lines, atomically. NaN and infinity are refused."""
     write_text(path, _json_lines(rows))
+
+
+def write_csv(path: Path, header: Iterable[str], rows: Iterable[Iterable[Any]]) -> None:
+    """Write a table as CSV, atomically; None is an empty cell."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([header, *rows])
+    write_text(path, text.getvalue())
 
 
 def append_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> None:

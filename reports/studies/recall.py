@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from evalsuite.foundation import ConfigError, append_jsonl, write_json, write_text
+from evalsuite.foundation import ConfigError, append_jsonl, write_csv, write_json
 from evalsuite.foundation.module_entry import run_module
 from evalsuite.foundation.parser import Parser
 
@@ -270,18 +270,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given.choose is not None:
         print(choose(rows, given.choose, given.among, by=given.by, tolerance=given.tolerance))
         return
-    table = _table(rows)
-    write_text(given.out / "summary.csv", table)
-    print(table, end="")
+    path = given.out / "summary.csv"
+    write_csv(path, rows[0], (map(_cell, row.values()) for row in rows))
+    print(path.read_text(), end="")
 
 
-def _table(rows: Sequence[Mapping[str, Any]]) -> str:
-    lines = [list(rows[0]), *([_text(value) for value in row.values()] for row in rows)]
-    return "".join(",".join(line) + "\n" for line in lines)
-
-
-def _text(value: Any) -> str:
-    return "" if value is None else f"{value:.5f}" if isinstance(value, float) else str(value)
+def _cell(value: Any) -> Any:
+    return f"{value:.5f}" if isinstance(value, float) else value
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ nothing was measured.
 """
 
 import argparse
-import csv
 import random
 import re
 import sys
@@ -24,6 +23,7 @@ import torch
 from evalsuite.cli.exit_codes import guarded
 from evalsuite.distill.recipe import load_recipe
 from evalsuite.distill.recipe.data_sources import PocketSourceConfig
+from evalsuite.foundation import write_csv
 from evalsuite.foundation.parser import Parser
 from evalsuite.models import Checkpoint, load_checkpoint
 from evalsuite.tasks.synthetic.pocket.corpus import texts
@@ -145,8 +145,7 @@ PROBES: Mapping[str, Draw] = {
 
 
 def _write(path: Path, header: list[str], rows: list[list[Any]]) -> None:
-    with path.open("w", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerows([header, *rows])
+    write_csv(path, header, rows)
     print(path.read_text())
 
 

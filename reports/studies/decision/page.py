@@ -1,15 +1,13 @@
 """The page of the study, README.md, and the CSV files that it names, from the findings on each teacher."""
 
-import csv
-import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 
-from evalsuite.foundation import write_text
-from evalsuite.reports.formatting import NOTHING, ends, signed
+from evalsuite.foundation import write_csv, write_text
+from evalsuite.reports.formatting import NOTHING, contrast, signed
 from evalsuite.reports.markdown import escape, table
 from evalsuite.reports.studies.decision import contamination
 from evalsuite.reports.studies.decision.analysis import (
@@ -308,7 +306,7 @@ def _contrasts(rows: Sequence[Row], of: Callable[[Row], Effect | None]) -> str:
 
 
 def _interval(found: Effect) -> str:
-    return f"{signed(found.estimate)} ({ends(found.low, found.high, signed)})"
+    return contrast(found.estimate, found.low, found.high)
 
 
 def _kept(findings: Findings) -> list[str]:
@@ -450,10 +448,5 @@ def _without(values: Mapping[str, object], name: str) -> dict[str, object]:
 
 
 def _write_csv(path: Path, rows: Sequence[Mapping[str, object]]) -> None:
-    if not rows:
-        return
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    write_text(path, text.getvalue())
+    if rows:
+        write_csv(path, rows[0], (row.values() for row in rows))

@@ -1,11 +1,9 @@
 """The page of the ledger, README.md, and `ledger.csv` with the same rows."""
 
-import csv
-import io
 from collections.abc import Sequence
 from pathlib import Path
 
-from evalsuite.foundation import write_text
+from evalsuite.foundation import write_csv, write_text
 from evalsuite.reports.formatting import NOTHING, ends, interval_cells, parameters, plain, signed
 from evalsuite.reports.markdown import escape, table
 from evalsuite.reports.statistics.intervals import Interval
@@ -38,11 +36,7 @@ python -m evalsuite.reports.studies.ledger --out reports/results/ledger
 def write_page(rows: Sequence[Row], out: Path) -> Path:
     """Write README.md and ledger.csv; return the page."""
     cells = [_cells(row) for row in rows]
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(cells[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(cells)
-    write_text(out / "ledger.csv", text.getvalue())
+    write_csv(out / "ledger.csv", cells[0], (row.values() for row in cells))
     sections = [
         "# Linearized models: what their printed scores say",
         _summary(rows),

@@ -32,19 +32,22 @@ from evalsuite.foundation import (
     locked,
     nearest,
     read_json,
+    write_csv,
     write_json,
     write_text,
 )
 from evalsuite.foundation.parser import Parser
 from evalsuite.reports.run import read_manifest
 from evalsuite.reports.studies.selection.tables import (
+    BENCHMARK_COLUMNS,
+    COLUMNS,
     REFERENCE,
     Layers,
     Line,
-    as_csv,
     as_markdown,
     by_benchmark,
     compared,
+    csv_rows,
     fully_evaluated,
     groups_of,
     label_of,
@@ -364,9 +367,9 @@ class Study:
             if budget == max(budgets)
         ]
         write_json(self.run / "selection.json", selections)
-        write_text(self.out / "selectors.csv", as_csv(lines, references))
+        write_csv(self.out / "selectors.csv", COLUMNS, csv_rows(lines, references))
         write_text(self.out / "selectors.md", as_markdown(lines, groups, references))
-        write_text(self.out / "scores.csv", by_benchmark(answers))
+        write_csv(self.out / "scores.csv", BENCHMARK_COLUMNS, by_benchmark(answers))
         return lines
 
 

@@ -1,7 +1,5 @@
 """Tables of the selector study: scores with intervals, and paired differences from a reference selector."""
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -10,6 +8,8 @@ from typing import Any
 import numpy as np
 
 from evalsuite.foundation import DataError
+from evalsuite.foundation.taxonomy import PROTOCOL_TITLES, PROTOCOLS
+from evalsuite.reports.markdown import table
 from evalsuite.reports.records.reading import read_run_scores
 from evalsuite.reports.run import read_manifest, write_manifest
 from evalsuite.reports.statistics.intervals import Interval, normal_quantile, wilson
@@ -18,7 +18,6 @@ from evalsuite.tasks.benchmark import Benchmark
 from evalsuite.tasks.suite import load_suite, resolve
 
 REFERENCE = "uniform"
-PROTOCOL_LABELS = {"loglikelihood": "log-likelihood", "generation": "generation"}
 Layers = tuple[int, ...]
 Answers = dict[tuple[str, str, int | None, str], float]
 """(benchmark, protocol, context, document) → score in [0, 1]; lists and F1 give partial credit."""
@@ -123,7 +122,7 @@ def compared(
         theirs = answers[label_of(reference)]
         for group, benchmarks in groups.items():
             names = {str(benchmark.name) for benchmark in benchmarks}
-            for protocol in PROTOCOL_LABELS:
+            for protocol in PROTOCOLS:
                 keys = [key for key in mine if key[0] in names and key[1] == protocol]
                 if not keys:
                     continue
@@ -160,10 +159,10 @@ def paired_interval(differences: Sequence[float]) -> Interval:
 
 def plain_scores(mine: Answers, groups: dict[str, list[Benchmark]]) -> dict[tuple[str, str], Interval]:
     """(group, protocol) → score of one student, with Wilson interval."""
-    found = {}
+    found: dict[tuple[str, str], Interval] = {}
     for group, benchmarks in groups.items():
         names = {str(benchmark.name) for benchmark in benchmarks}
-        for protocol in PROTOCOL_LABELS:
+        for protocol in PROTOCOLS:
             right = [value for key, value in mine.items() if key[0] in names and key[1] == protocol]
             score = wilson(sum(right), len(right))
             if score is not None:
@@ -186,7 +185,7 @@ def with_quality(
     quality = [
         {
             "layers": list(layers),
-            "what": f"{group}, {PROTOCOL_LABELS[protocol]}",
+            "what": f"{group}, {PROTOCOL_TITLES[protocol]}",
             "score": score.point,
             "low": score.low,
             "high": score.high,
@@ -196,62 +195,49 @@ def with_quality(
     return {**value, "quality": quality}
 
 
-COLUMNS = ("selector", "budget", "layers", "group", "protocol", "documents", "score", "low", "high")
-
-
+COLUMNS = (
+    *("selector", "budget", "layers", "group", "protocol", "documents", "score", "low", "high"),
+    *("minus_uniform", "minus_uniform_low", "minus_uniform_high"),
+)
+BENCHMARK_COLUMNS = ("checkpoint", "benchmark", "protocol", "context", "documents", "score", "low", "high")
 Scores = Mapping[tuple[str, str], Interval]
 """(group, protocol) → score."""
 
 
-def as_csv(lines: Sequence[Line], references: Mapping[str, Scores] | None = None) -> str:
-    """Format one row per line, with scores and differences as fractions.
+def csv_rows(lines: Sequence[Line], references: Mapping[str, Scores] | None = None) -> list[list[Any]]:
+    """One row of `COLUMNS` per line, with scores and differences as fractions.
 
     Args:
         references: name → scores of the teacher and the all-linear student.
     """
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([*COLUMNS, "minus_uniform", "minus_uniform_low", "minus_uniform_high"])
-    for name, scores in (references or {}).items():
-        for (group, protocol), score in scores.items():
-            ends = [f"{v:.4f}" for v in (score.point, score.low, score.high)]
-            writer.writerow([name, "", "", group, protocol, "", *ends, "", "", ""])
+    rows: list[list[Any]] = [
+        [name, "", "", group, protocol, "", *_ends(score), *_ends(None)]
+        for name, scores in (references or {}).items()
+        for (group, protocol), score in scores.items()
+    ]
     for line in lines:
-        score, beyond = line.score, line.minus_uniform
-        ends = (
-            ["", "", ""] if beyond is None else [f"{v:.4f}" for v in (beyond.point, beyond.low, beyond.high)]
-        )
-        writer.writerow(
-            [
-                line.selector,
-                line.budget,
-                " ".join(map(str, line.layers)),
-                line.group,
-                line.protocol,
-                line.documents,
-                *(f"{v:.4f}" for v in (score.point, score.low, score.high)),
-                *ends,
-            ]
-        )
-    return text.getvalue()
+        about = (line.selector, line.budget, " ".join(map(str, line.layers)), line.group, line.protocol)
+        rows.append([*about, line.documents, *_ends(line.score), *_ends(line.minus_uniform)])
+    return rows
 
 
-def by_benchmark(answers: Mapping[str, Answers]) -> str:
-    """CSV: the score of every checkpoint per benchmark, protocol and context, with Wilson interval."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["checkpoint", "benchmark", "protocol", "context", "documents", "score", "low", "high"])
+def _ends(interval: Interval | None) -> list[str]:
+    if interval is None:
+        return ["", "", ""]
+    return [f"{value:.4f}" for value in (interval.point, interval.low, interval.high)]
+
+
+def by_benchmark(answers: Mapping[str, Answers]) -> list[list[Any]]:
+    """Rows of `BENCHMARK_COLUMNS`: the score of every checkpoint per benchmark, protocol and context."""
+    rows = []
     for label, given in answers.items():
         cells: dict[tuple[str, str, int | None], list[float]] = {}
         for (name, protocol, context, _), right in given.items():
             cells.setdefault((name, protocol, context), []).append(right)
         for (name, protocol, context), marks in cells.items():
-            score = wilson(sum(marks), len(marks))
-            assert score is not None
-            ends = [f"{v:.4f}" for v in (score.point, score.low, score.high)]
             shown = context if context is not None and context > 0 else ""
-            writer.writerow([label, name, protocol, shown, len(marks), *ends])
-    return text.getvalue()
+            rows.append([label, name, protocol, shown, len(marks), *_ends(wilson(sum(marks), len(marks)))])
+    return rows
 
 
 def as_markdown(
@@ -265,36 +251,32 @@ def as_markdown(
     Args:
         lines: all selectors and budgets.
         groups: order of the columns.
-        references: as for `as_csv`, in a separate table.
+        references: as for `csv_rows`, in a separate table.
     """
     present = {(line.group, line.protocol) for line in lines}
-    cells = [
-        (group, protocol) for group in groups for protocol in PROTOCOL_LABELS if (group, protocol) in present
-    ]
+    cells = [(group, protocol) for group in groups for protocol in PROTOCOLS if (group, protocol) in present]
+    headers = [f"{group}, {PROTOCOL_TITLES[protocol]}" for group, protocol in cells]
     text = []
     if references:
-        text += ["| | " + " | ".join(f"{g}, {PROTOCOL_LABELS[p]}" for g, p in cells) + " |"]
-        text += ["|---|" + "---|" * len(cells)]
-        for name, scores in references.items():
-            shown = [_interval(scores[cell]) if cell in scores else "" for cell in cells]
-            text += [f"| {name} | " + " | ".join(shown) + " |"]
-        text += [""]
+        text.append(
+            table(
+                ["", *headers],
+                [
+                    [name, *(_interval(scores[cell]) if cell in scores else "" for cell in cells)]
+                    for name, scores in references.items()
+                ],
+            )
+        )
     for budget in dict.fromkeys(line.budget for line in lines):
         mine = [line for line in lines if line.budget == budget]
-        text += [f"**K = {budget}**", ""]
-        text += [
-            "| layers | selected by | " + " | ".join(f"{g}, {PROTOCOL_LABELS[p]}" for g, p in cells) + " |"
-        ]
-        text += ["|---|---|" + "---|" * len(cells)]
+        rows = []
         for layers in dict.fromkeys(line.layers for line in mine):
             same = [line for line in mine if line.layers == layers]
             names = ", ".join(dict.fromkeys(line.selector for line in same))
-            row = " | ".join(
-                {(line.group, line.protocol): _cell(line) for line in same}[cell] for cell in cells
-            )
-            text += [f"| {', '.join(map(str, layers))} | {names} | {row} |"]
-        text += [""]
-    return "\n".join(text)
+            found = {(line.group, line.protocol): _cell(line) for line in same}
+            rows.append([", ".join(map(str, layers)), names, *(found[cell] for cell in cells)])
+        text += [f"**K = {budget}**", table(["layers", "selected by", *headers], rows)]
+    return "\n\n".join(text) + "\n"
 
 
 def _cell(line: Line) -> str:

@@ -12,7 +12,6 @@ some number of workers, and the processor time of a row does not grow with the n
 """
 
 import argparse
-import csv
 import json
 import multiprocessing
 import os
@@ -35,7 +34,7 @@ from evalsuite.distill.data.preparation import read_examples
 from evalsuite.distill.recipe import Recipe
 from evalsuite.distill.recipe.data_sources import LocalSourceConfig
 from evalsuite.distill.types import GlobalBatch
-from evalsuite.foundation import progress
+from evalsuite.foundation import progress, write_csv
 from evalsuite.foundation.parser import Parser
 
 MAX_WAITING = 0.01
@@ -156,13 +155,8 @@ def seconds_per_row(path: Path, count: int, tokenizer: Any) -> float:
 
 def write_table(path: Path, rows: Sequence[dict[str, Any]]) -> None:
     """Write a CSV file with four significant digits."""
-    with open(path, "w", newline="") as file:
-        writer = csv.DictWriter(file, rows[0], lineterminator="\n")
-        writer.writeheader()
-        for row in rows:
-            writer.writerow(
-                {key: f"{value:.4g}" if isinstance(value, float) else value for key, value in row.items()}
-            )
+    lines = ([f"{v:.4g}" if isinstance(v, float) else v for v in row.values()] for row in rows)
+    write_csv(path, rows[0], lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -12,13 +12,8 @@ from evalsuite.cli.interrupts import interruptible
 from evalsuite.executors.gpus import visible_gpus
 from evalsuite.foundation import append_jsonl, write_json
 from evalsuite.foundation.parser import Parser
-from evalsuite.reports.studies.training_choices.jobs import (
-    DESIGN,
-    Setting,
-    load_study,
-    study_design,
-    study_jobs,
-)
+from evalsuite.reports.studies.training_choices.design import DESIGN, load_study
+from evalsuite.reports.studies.training_choices.jobs import Setting, study_design, study_jobs
 from evalsuite.reports.studies.training_choices.processes import run_study
 
 NAME = "evalsuite.reports.studies.training_choices"

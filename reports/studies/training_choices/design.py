@@ -15,13 +15,16 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from evalsuite.distill import load_recipe
 from evalsuite.foundation import ConfigError, nearest
 from evalsuite.foundation.strict import Distinct, Seed, Strict, load
 
 DESIGNS = Path(__file__).parent / "designs"
 BASE = "base"
 """Name of the run without an arm."""
+DESIGN = "study.json"
+"""File below --out with the axes and runs, which the report reads."""
+TEACHER = "teacher"
+"""Name of the teacher among the runs."""
 
 
 class Axis(Strict):
@@ -29,13 +32,13 @@ class Axis(Strict):
 
     base: str
     """What the base does, in words."""
-    arms: list[str] = Field(min_length=1)
+    arms: tuple[str, ...] = Field(min_length=1)
     """Variants, each of which changes this choice alone."""
     compared_with: str = BASE
     """The arm that the others are compared with, where it is not the base."""
-    students: list[str] | None = None
+    students: tuple[str, ...] | None = None
     """Students that have this choice; default: all."""
-    published_for: list[str] | None = None
+    published_for: tuple[str, ...] | None = None
     """Students whose published code has the arms, where these reproduce a defect; default: all of them."""
 
 
@@ -101,6 +104,8 @@ def load_study(name: str) -> Study:
     Raises:
         ConfigError: unknown design, recipe or variant.
     """
+    from evalsuite.distill import load_recipe
+
     path = Path(name)
     if path.suffix not in (".yaml", ".yml"):
         path = DESIGNS / f"{name}.yaml"

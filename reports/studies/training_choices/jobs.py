@@ -9,16 +9,14 @@ from typing import Any
 from evalsuite.distill import load_recipe
 from evalsuite.reports.studies.training_choices.design import (
     BASE,
+    TEACHER,
     Study,
     StudyRun,
     load_study,
     study_runs,
 )
 
-TEACHER = "teacher"
 SELECTION = "selection"
-DESIGN = "study.json"
-"""File below --out with the axes and runs, which the report reads."""
 
 
 @dataclass(frozen=True, kw_only=True)

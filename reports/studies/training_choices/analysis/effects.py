@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from evalsuite.foundation.taxonomy import PROTOCOLS
+from evalsuite.reports.formatting import percent, span
 from evalsuite.reports.statistics.intervals import Interval
-from evalsuite.reports.studies.training_choices.analysis.scores import BASE, TEACHER, Axis, StudyScores
+from evalsuite.reports.studies.training_choices.analysis.scores import StudyScores
+from evalsuite.reports.studies.training_choices.design import BASE, TEACHER, Axis
 
 Verdict = Literal["agrees", "opposite", "not decided"]
 POINTS: Mapping[str, float] = dict.fromkeys(PROTOCOLS, 1.0)
@@ -29,18 +31,18 @@ class Effect:
         return self.loglikelihood if protocol == "loglikelihood" else self.generation
 
 
-def effects(scores: StudyScores, axes: Sequence[Axis]) -> list[Effect]:
+def effects(scores: StudyScores, axes: Mapping[str, Axis]) -> list[Effect]:
     """Return the effect of every arm for each student, and their mean where there are several.
 
     Arms without finished runs, or without runs to be compared with, are left out; `StudyScores.missing` names
     them.
     """
     found = []
-    for axis in axes:
+    for name, axis in axes.items():
         for arm in (each for each in axis.arms if each != axis.compared_with):
             students = [
                 student
-                for student in dict.fromkeys(run.student for run in scores.runs)
+                for student in scores.students
                 if (axis.students is None or student in axis.students)
                 and scores.of(student, arm)
                 and scores.of(student, axis.compared_with)
@@ -48,10 +50,10 @@ def effects(scores: StudyScores, axes: Sequence[Axis]) -> list[Effect]:
             groups: list[tuple[str | None, list[str]]] = [(each, [each]) for each in students]
             if len(students) > 1:
                 groups.append((None, students))
-            for name, group in groups:
+            for student, group in groups:
                 made = {protocol: _effect(scores, protocol, axis, arm, group) for protocol in PROTOCOLS}
                 if all(made.values()):
-                    found.append(Effect(axis.name, arm, name, **made))  # type: ignore[arg-type]
+                    found.append(Effect(name, arm, student, **made))  # type: ignore[arg-type]
     return found
 
 
@@ -88,10 +90,7 @@ class Drop:
     @property
     def finding(self) -> str:
         """Whether the finding of arXiv 2603.26556 (Table 1: 0.2 points against 20.8) holds, as a sentence."""
-        point, low, high = (
-            f"{100 * x:.1f}".replace("-", "−") for x in (self.gap.point, self.gap.low, self.gap.high)
-        )
-        gap = f"the gap is {point} points ({low} to {high})"
+        gap = f"the gap is {percent(self.gap.point)} points ({span(self.gap)})"
         if self.gap.low > 0:
             return f"The paper's finding holds here: generation shows a larger drop; {gap}."
         if self.gap.high < 0:
@@ -135,7 +134,7 @@ def best_pure(scores: StudyScores, hybrids: Sequence[str]) -> Drop | None:
     """Return the drop of the pure student whose base has the highest mean score over both protocols."""
     drops = [
         found
-        for student in dict.fromkeys(run.student for run in scores.runs)
+        for student in scores.students
         if student not in hybrids and (found := drop(scores, student)) is not None
     ]
     return min(drops, key=lambda each: each.loglikelihood.point + each.generation.point, default=None)

@@ -1,12 +1,13 @@
 """Whether an arm changes the order of students, such as a defect of published code that of mixers."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Literal
 
 from evalsuite.reports.statistics.intervals import Interval
-from evalsuite.reports.studies.training_choices.analysis.scores import BASE, Axis, StudyScores
+from evalsuite.reports.studies.training_choices.analysis.scores import StudyScores
+from evalsuite.reports.studies.training_choices.design import BASE, Axis
 
 Reading = Literal["all", "published"]
 """all: every student has the arm. published: only those whose published code has it; others have the base."""
@@ -40,7 +41,7 @@ class PairOrder:
         return "kept" if self.changed.point * self.base.point > 0 else "reversed"
 
 
-def pair_orders(scores: StudyScores, axes: Sequence[Axis], protocol: str) -> list[PairOrder]:
+def pair_orders(scores: StudyScores, axes: Mapping[str, Axis], protocol: str) -> list[PairOrder]:
     """Return every pair of students under every arm and reading, in the order of the axes.
 
     The reading `published` is left out where it is that of all students. Pairs that an arm leaves alone, or
@@ -48,29 +49,25 @@ def pair_orders(scores: StudyScores, axes: Sequence[Axis], protocol: str) -> lis
     """
     return [
         found
-        for axis in axes
+        for name, axis in axes.items()
         for arm in axis.arms
         for reading, students in readings(scores, axis)
-        for pair in combinations(_students(scores), 2)
-        if set(pair) & students and (found := _pair(scores, axis, arm, reading, students, pair, protocol))
+        for pair in combinations(scores.students, 2)
+        if set(pair) & students and (found := _pair(scores, name, arm, reading, students, pair, protocol))
     ]
 
 
 def readings(scores: StudyScores, axis: Axis) -> Iterator[tuple[Reading, frozenset[str]]]:
     """Yield the readings of an axis with the students that have its arms."""
-    able = frozenset(_students(scores)) & frozenset(axis.students or _students(scores))
+    able = frozenset(scores.students) & frozenset(axis.students or scores.students)
     yield "all", able
     if axis.published_for is not None and able != frozenset(axis.published_for):
         yield "published", able & frozenset(axis.published_for)
 
 
-def _students(scores: StudyScores) -> list[str]:
-    return list(dict.fromkeys(run.student for run in scores.runs))
-
-
 def _pair(
     scores: StudyScores,
-    axis: Axis,
+    axis: str,
     arm: str,
     reading: Reading,
     students: frozenset[str],
@@ -92,4 +89,4 @@ def _pair(
     made = [scores.contrast(protocol, weights) for weights in (base, changed, shift)]
     if any(each is None for each in made):
         return None
-    return PairOrder(axis.name, arm, reading, protocol, first, second, *made)  # type: ignore[arg-type]
+    return PairOrder(axis, arm, reading, protocol, first, second, *made)  # type: ignore[arg-type]

@@ -10,33 +10,7 @@ import numpy as np
 from evalsuite.foundation.taxonomy import PROTOCOLS
 from evalsuite.reports.analysis.replicates import RunSpread, pooled_spread
 from evalsuite.reports.statistics.intervals import Interval, student_quantile
-
-BASE = "base"
-TEACHER = "teacher"
-
-
-@dataclass(frozen=True, slots=True)
-class StudyRun:
-    """One training run; `arm` is `BASE` or the choice that differs from it."""
-
-    name: str
-    student: str
-    arm: str
-    seed: int
-
-
-@dataclass(frozen=True, slots=True)
-class Axis:
-    """One choice: its arms, and the arm that they are compared with."""
-
-    name: str
-    base: str
-    """What the base does, in words."""
-    arms: tuple[str, ...]
-    compared_with: str = BASE
-    students: tuple[str, ...] | None = None
-    published_for: tuple[str, ...] | None = None
-    """Students whose published code has the arms; None: all of them, or arms that are no defects."""
+from evalsuite.reports.studies.training_choices.design import TEACHER, StudyRun
 
 
 @dataclass(frozen=True)
@@ -61,6 +35,11 @@ class StudyScores:
     def __post_init__(self) -> None:
         if set(np.unique(self.benchmarks)) != set(range(len(self.names))):
             raise ValueError("every benchmark needs documents")
+
+    @property
+    def students(self) -> list[str]:
+        """The students of the planned runs."""
+        return list(dict.fromkeys(run.student for run in self.runs))
 
     @cached_property
     def weights(self) -> np.ndarray:

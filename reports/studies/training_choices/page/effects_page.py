@@ -1,20 +1,19 @@
 """Writes the page of a study."""
 
-import csv
-import io
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
 from evalsuite.foundation import counted, write_text
 from evalsuite.foundation.taxonomy import PROTOCOL_TITLES, PROTOCOLS
+from evalsuite.reports.formatting import percent
 from evalsuite.reports.studies.training_choices.analysis.effects import (
     best_pure,
     drop,
     effects,
     teacher_leads,
 )
-from evalsuite.reports.studies.training_choices.analysis.scores import BASE
+from evalsuite.reports.studies.training_choices.design import BASE
 from evalsuite.reports.studies.training_choices.page.documents import FILE
 from evalsuite.reports.studies.training_choices.page.figure import draw, draw_drops
 from evalsuite.reports.studies.training_choices.page.reading import StudyData
@@ -32,7 +31,6 @@ from evalsuite.reports.studies.training_choices.page.tables import (
     has_printed_effects,
     lost_leads_table,
     orders_table,
-    points,
     runs_table,
     teacher_table,
     with_interval,
@@ -67,22 +65,13 @@ def write_page(data: StudyData, out: Path, refused: Mapping[str, str] = MappingP
         )
     }
     for table in tables.values():
-        write_csv(table, out)
+        table.write(out)
     write_text(out / "drops.svg", draw_drops(base_drops(data)))
     if found:
         write_text(out / "effects.svg", draw(found))
     page = out / "README.md"
     write_text(page, _page(data, tables, refused, has_printed_effects(found)))
     return page
-
-
-def write_csv(table: Table, out: Path) -> None:
-    """Write a table as CSV into the folder of its page."""
-    buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
-    writer.writerow(table.columns)
-    writer.writerows(table.rows)
-    write_text(out / f"{table.name}.csv", buffer.getvalue())
 
 
 def _headline(data: StudyData) -> str:
@@ -94,8 +83,8 @@ def _headline(data: StudyData) -> str:
         f"The best pure student is `{best.student}` (runs of the base: {best.runs}): its drop is "
         f"{with_interval(best.loglikelihood)} points under log-likelihood and "
         f"{with_interval(best.generation)} under generation, on the same documents. {best.finding} Of the "
-        f"teacher's lead over chance it has lost {points(lost.loglikelihood.point)} % under log-likelihood "
-        f"and {points(lost.generation.point)} % under generation, a difference of {with_interval(lost.gap)} "
+        f"teacher's lead over chance it has lost {percent(lost.loglikelihood.point)} % under log-likelihood "
+        f"and {percent(lost.generation.point)} % under generation, a difference of {with_interval(lost.gap)} "
         "points."
     )
 
@@ -106,7 +95,7 @@ def _shown(table: Table) -> str:
 
 def _leads(data: StudyData) -> str:
     leads = teacher_leads(data.scores)
-    return " and ".join(f"{points(leads[p])} points under {PROTOCOL_TITLES[p]}" for p in PROTOCOLS)
+    return " and ".join(f"{percent(leads[p])} points under {PROTOCOL_TITLES[p]}" for p in PROTOCOLS)
 
 
 def _page(data: StudyData, tables: Mapping[str, Table], refused: Mapping[str, str], has_printed: bool) -> str:
@@ -183,7 +172,7 @@ def runs_section(data: StudyData) -> str:
     base = {run.student for run in scores.runs if run.arm == BASE and scores.has(run)}
     lines += [
         f"- `{student}` has no finished base, so none of its effects is known."
-        for student in dict.fromkeys(run.student for run in scores.runs)
+        for student in scores.students
         if student not in base
     ]
     return "\n".join(lines)

@@ -6,13 +6,10 @@ from types import MappingProxyType
 
 from evalsuite.foundation import write_text
 from evalsuite.foundation.taxonomy import PROTOCOL_TITLES, PROTOCOLS
+from evalsuite.reports.formatting import NOTHING
 from evalsuite.reports.studies.training_choices.analysis.effects import Effect, effects
 from evalsuite.reports.studies.training_choices.analysis.orders import PairOrder, pair_orders
-from evalsuite.reports.studies.training_choices.page.effects_page import (
-    counts_sentence,
-    runs_section,
-    write_csv,
-)
+from evalsuite.reports.studies.training_choices.page.effects_page import counts_sentence, runs_section
 from evalsuite.reports.studies.training_choices.page.figure import draw
 from evalsuite.reports.studies.training_choices.page.reading import StudyData
 from evalsuite.reports.studies.training_choices.page.tables import (
@@ -45,7 +42,7 @@ def write_orders_page(data: StudyData, out: Path, refused: Mapping[str, str] = M
         )
     }
     for table in tables.values():
-        write_csv(table, out)
+        table.write(out)
     write_text(out / "effects.svg", draw(found))
     page = out / "README.md"
     write_text(page, _page(data, tables, pairs, refused))
@@ -54,15 +51,16 @@ def write_orders_page(data: StudyData, out: Path, refused: Mapping[str, str] = M
 
 def defects_table(data: StudyData, found: Sequence[Effect]) -> Table:
     """Effect of every defect on every student under both protocols."""
-    bases = {axis.name: axis for axis in data.axes}
     rows = []
     for effect in found:
-        axis = bases[effect.axis]
+        axis = data.axes[effect.axis]
         where = axis.published_for or axis.students
-        published = "–" if effect.student is None else "yes" if not where or effect.student in where else "no"
+        published = (
+            NOTHING if effect.student is None else "yes" if not where or effect.student in where else "no"
+        )
         student = "mean" if effect.student is None else f"`{effect.student}`"
         cells = (with_interval(effect.under(protocol)) for protocol in PROTOCOLS)
-        rows.append((effect.arm, f"{axis.name}: {axis.base}", student, published, *cells))
+        rows.append((effect.arm, f"{effect.axis}: {axis.base}", student, published, *cells))
     titles = (PROTOCOL_TITLES[protocol] for protocol in PROTOCOLS)
     return Table("defects", ("defect", "base", "mixer", "published code has it", *titles), tuple(rows))
 

@@ -9,12 +9,14 @@ import numpy as np
 import pandas as pd
 
 from evalsuite.foundation import DataError, read_json, read_jsonl
+from evalsuite.foundation.strict import parse
 from evalsuite.foundation.taxonomy import PROTOCOLS, names_answer
 from evalsuite.reports.records.reading import NO_CONTEXT, read_score_files
 from evalsuite.reports.records.score_files import score_paths
 from evalsuite.reports.run import Benchmark, Checkpoint, read_manifest
 from evalsuite.reports.studies.training_choices.analysis.decomposition import Responses
-from evalsuite.reports.studies.training_choices.analysis.scores import TEACHER, Axis, StudyRun, StudyScores
+from evalsuite.reports.studies.training_choices.analysis.scores import StudyScores
+from evalsuite.reports.studies.training_choices.design import DESIGN, TEACHER, Axis, StudyRun
 
 PROMPT_COLUMNS = ("prompt", "passage", "context", "support", "question", "text")
 """Columns of a document that a prompt shows."""
@@ -25,7 +27,7 @@ class StudyData:
     """What the page needs."""
 
     title: str
-    axes: tuple[Axis, ...]
+    axes: Mapping[str, Axis]
     hybrids: tuple[str, ...]
     scores: StudyScores
     documents: tuple[tuple[str, int], ...]
@@ -58,8 +60,9 @@ def read_study(run: Path, folder: Path, benchmarks: Sequence[str], *, is_part: b
     Raises:
         DataError: no teacher, no benchmark or an unknown one, or no documents under both protocols.
     """
-    design, plan = read_json(folder / "study.json"), read_manifest(run)
-    planned = tuple(StudyRun(**each) for each in design["runs"])
+    file = folder / DESIGN
+    design, plan = read_json(file), read_manifest(run)
+    planned = tuple(StudyRun(each["student"], each["arm"], each["seed"]) for each in design["runs"])
     teacher = next((each.label for each in plan.checkpoints if each.role == "teacher"), None)
     if teacher is None:
         raise DataError(f"{run}: has no teacher; build it with --teacher")
@@ -101,17 +104,7 @@ def read_study(run: Path, folder: Path, benchmarks: Sequence[str], *, is_part: b
     jobs = list(read_jsonl(folder / "runs.jsonl"))
     return StudyData(
         title=str(design["name"]),
-        axes=tuple(
-            Axis(
-                name,
-                axis["base"],
-                tuple(axis["arms"]),
-                axis["compared_with"],
-                axis["students"] and tuple(axis["students"]),
-                axis.get("published_for") and tuple(axis["published_for"]),
-            )
-            for name, axis in design["axes"].items()
-        ),
+        axes={name: parse(axis, Axis, f"{file}: axes.{name}") for name, axis in design["axes"].items()},
         hybrids=tuple(design["hybrids"]),
         scores=scores,
         documents=tuple(key for _, key in keys),

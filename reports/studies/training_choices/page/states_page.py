@@ -16,17 +16,12 @@ from evalsuite.reports.blocks import Block, Charts, Part, Text, Texts
 from evalsuite.reports.figures.figure import Figure, Values
 from evalsuite.reports.figures.plots import Axis, Curve, Point, curves
 from evalsuite.reports.page.standalone import standalone_page
-from evalsuite.reports.studies.training_choices.analysis.scores import BASE, TEACHER
 from evalsuite.reports.studies.training_choices.analysis.states import END, StateSlope, state_slopes
-from evalsuite.reports.studies.training_choices.page.effects_page import (
-    counts_sentence,
-    runs_section,
-    write_csv,
-)
+from evalsuite.reports.studies.training_choices.design import BASE, TEACHER
+from evalsuite.reports.studies.training_choices.page.effects_page import counts_sentence, runs_section
 from evalsuite.reports.studies.training_choices.page.reading import StudyData
 from evalsuite.reports.studies.training_choices.page.tables import (
     Table,
-    points,
     runs_table,
     teacher_table,
     with_interval,
@@ -50,7 +45,7 @@ def write_states_page(data: StudyData, out: Path, refused: Mapping[str, str] = M
     """
     if len(data.axes) != 1:
         raise DataError(
-            f"{data.title}: has {len(data.axes)} axes ({', '.join(axis.name for axis in data.axes)}); a line "
+            f"{data.title}: has {len(data.axes)} axes ({', '.join(data.axes)}); a line "
             "by the size of states needs one axis, whose arms differ in that size"
         )
     states = state_bytes(data)
@@ -66,7 +61,7 @@ def write_states_page(data: StudyData, out: Path, refused: Mapping[str, str] = M
         )
     }
     for table in tables.values():
-        write_csv(table, out)
+        table.write(out)
     write_text(out / CHARTS, _charts(data, tables, slopes, notes))
     page = out / "README.md"
     write_text(page, _page(data, tables, slopes, notes))
@@ -102,7 +97,7 @@ def slopes_table(data: StudyData, slopes: Sequence[StateSlope]) -> Table:
             PROTOCOL_TITLES[each.protocol],
             str(len(each.points)),
             with_interval(each.slope),
-            points(each.misfit),
+            formatting.percent(each.misfit),
             str(each.at_floor),
             str(each.at_ceiling),
             each.trend,
@@ -125,7 +120,7 @@ def slopes_table(data: StudyData, slopes: Sequence[StateSlope]) -> Table:
 
 def sizes_table(data: StudyData, states: Mapping[str, int]) -> Table:
     """State and parameters of every student and arm, and the scores of its finished runs; growing states."""
-    (axis,), scores = data.axes, data.scores
+    ((choice, axis),), scores = data.axes.items(), data.scores
     masks = [scores.benchmarks == index for index in range(len(scores.names))]
     planned = Counter((run.student, run.arm) for run in scores.runs)
     rows = []
@@ -139,7 +134,7 @@ def sizes_table(data: StudyData, states: Mapping[str, int]) -> Table:
             *(formatting.NOTHING if each is None else f"{each:,}" for each in (size, parameters)),
             f"{len(runs)} of {count}",
             *(
-                ", ".join(points(scores.values[p][run.name][here].mean()) for run in runs)
+                ", ".join(formatting.percent(scores.values[p][run.name][here].mean()) for run in runs)
                 or formatting.NOTHING
                 for here in masks
                 for p in PROTOCOLS
@@ -149,7 +144,7 @@ def sizes_table(data: StudyData, states: Mapping[str, int]) -> Table:
     students = [student for student, _ in planned]
     rows.sort(key=lambda each: (students.index(each[1][0]), each[0]))
     scored = (f"{data.titles[n]}, {PROTOCOL_TITLES[p]}" for n in scores.names for p in PROTOCOLS)
-    columns = ("student", axis.name, "bytes of state", "parameters", "runs", *scored)
+    columns = ("student", choice, "bytes of state", "parameters", "runs", *scored)
     return Table("sizes", columns, tuple(row for _, row in rows))
 
 

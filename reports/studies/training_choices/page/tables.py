@@ -2,10 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 
+from evalsuite.foundation import write_csv
 from evalsuite.foundation.taxonomy import PROTOCOL_TITLES, PROTOCOLS
+from evalsuite.reports.formatting import NOTHING, contrast, percent, plain, signed
+from evalsuite.reports.markdown import table
 from evalsuite.reports.statistics.intervals import Interval
 from evalsuite.reports.studies.training_choices.analysis.choices import order_agreement
 from evalsuite.reports.studies.training_choices.analysis.decomposition import (
@@ -25,7 +29,7 @@ from evalsuite.reports.studies.training_choices.analysis.effects import (
     verdict,
 )
 from evalsuite.reports.studies.training_choices.analysis.paper_effects import printed_effect
-from evalsuite.reports.studies.training_choices.analysis.scores import BASE, TEACHER, StudyRun
+from evalsuite.reports.studies.training_choices.design import BASE, TEACHER, StudyRun
 from evalsuite.reports.studies.training_choices.page.reading import StudyData
 
 POSITIONS = (0, 1, 2, 4, 8, 12, 16, 24, 32, 48)
@@ -41,21 +45,17 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
 
     def markdown(self) -> str:
-        """Return the table; columns after the first are aligned right."""
-        lines = [self.columns, ("---", *("---:" for _ in self.columns[1:])), *self.rows]
-        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+        """Return the table."""
+        return table(list(self.columns), [list(row) for row in self.rows])
+
+    def write(self, out: Path) -> None:
+        """Write NAME.csv into the folder of its page."""
+        write_csv(out / f"{self.name}.csv", self.columns, self.rows)
 
 
-def points(value: float, *, signed: bool = False) -> str:
-    """Return a fraction in points; a true minus sign, and none before 0.0."""
-    rounded = round(100 * value, 1) + 0.0
-    return (f"{rounded:+.1f}" if signed and rounded else f"{rounded:.1f}").replace("-", "−")
-
-
-def with_interval(interval: Interval, *, signed: bool = True) -> str:
-    """Return a point and its 95 % interval."""
-    low, high = (points(end, signed=signed) for end in (interval.low, interval.high))
-    return f"{points(interval.point, signed=signed)} ({low} to {high})"
+def with_interval(interval: Interval) -> str:
+    """Return a difference of scores in points, with its 95 % interval."""
+    return contrast(100 * interval.point, 100 * interval.low, 100 * interval.high)
 
 
 def teacher_table(data: StudyData) -> Table:
@@ -63,9 +63,9 @@ def teacher_table(data: StudyData) -> Table:
     rows = []
     for index, name in enumerate(data.scores.names):
         here = data.scores.benchmarks == index
-        levels = [points(data.scores.values[p][TEACHER][here].mean()) for p in PROTOCOLS]
+        levels = [percent(data.scores.values[p][TEACHER][here].mean()) for p in PROTOCOLS]
         named = np.array([bool(each) for each in data.responses[TEACHER].extracted[here]]).mean()
-        rows.append((data.titles[name], str(int(here.sum())), *levels, points(float(named))))
+        rows.append((data.titles[name], str(int(here.sum())), *levels, percent(float(named))))
     return Table(
         "teacher", ("benchmark", "documents", "log-likelihood", "generation", "names an answer"), tuple(rows)
     )
@@ -86,7 +86,7 @@ def runs_table(data: StudyData) -> Table:
 
 def base_drops(data: StudyData) -> list[Drop]:
     """Drop of the base of every student that has one."""
-    found = (drop(data.scores, student) for student in _students(data))
+    found = (drop(data.scores, student) for student in data.scores.students)
     return [each for each in found if each is not None]
 
 
@@ -104,7 +104,7 @@ def lost_leads_table(data: StudyData) -> Table:
     """The same drops in percent of the teacher's lead over chance."""
     leads = teacher_leads(data.scores)
     rows = []
-    for student in _students(data):
+    for student in data.scores.students:
         if (found := drop(data.scores, student, units=leads)) is not None:
             intervals = (found.loglikelihood, found.generation, found.gap)
             rows.append((f"`{student}`", *map(with_interval, intervals)))
@@ -115,7 +115,6 @@ def lost_leads_table(data: StudyData) -> Table:
 def effects_table(data: StudyData, found: Sequence[Effect]) -> Table:
     """Every effect under both protocols, with the printed one where a paper prints any of them."""
     rows = []
-    bases = {axis.name: axis.base for axis in data.axes}
     has_printed = has_printed_effects(found)
     for effect in found:
         cells = []
@@ -123,12 +122,11 @@ def effects_table(data: StudyData, found: Sequence[Effect]) -> Table:
             interval, printed = effect.under(protocol), printed_effect(effect.arm, protocol)
             cells.append(with_interval(interval))
             if printed is not None:
-                shown = f"{round(printed.value, 1) + 0.0:+.1f}".replace("-", "−")
-                cells += [shown, verdict(interval, printed.value)]
+                cells += [signed(printed.value), verdict(interval, printed.value)]
             elif has_printed:
-                cells += ["–", "–"]
+                cells += [NOTHING, NOTHING]
         student = "mean" if effect.student is None else f"`{effect.student}`"
-        rows.append((f"{effect.axis}: {effect.arm} for {bases[effect.axis]}", student, *cells))
+        rows.append((f"{effect.axis}: {effect.arm} for {data.axes[effect.axis].base}", student, *cells))
     columns = ["choice", "student"]
     for protocol in PROTOCOLS:
         title = PROTOCOL_TITLES[protocol]
@@ -144,10 +142,10 @@ def has_printed_effects(found: Sequence[Effect]) -> bool:
 def orders_table(data: StudyData) -> Table:
     """Kendall's τ-b of the choices' orders, and the pairs that both protocols decide."""
     rows = []
-    for student in _students(data):
+    for student in data.scores.students:
         found = order_agreement(data.scores, student)
         if found is not None:
-            tau = "–" if found.tau is None else f"{found.tau:.2f}".replace("-", "−")
+            tau = NOTHING if found.tau is None else plain(found.tau, 2)
             turned = "; ".join(f"`{first}` / `{second}`" for first, second in found.opposite) or "none"
             counts = (found.choices, found.pairs, found.same, len(found.opposite))
             rows.append((f"`{student}`", *map(str, counts), turned, tau))
@@ -158,7 +156,7 @@ def orders_table(data: StudyData) -> Table:
 def choices_table(data: StudyData) -> Table:
     """Drop and gap of every choice of every student."""
     rows = []
-    for student in _students(data):
+    for student in data.scores.students:
         for arm in dict.fromkeys(run.arm for run in data.scores.runs if run.student == student):
             if (found := drop(data.scores, student, arm)) is not None:
                 intervals = (found.loglikelihood, found.generation, found.gap)
@@ -172,7 +170,7 @@ def decompositions(data: StudyData) -> dict[str, dict[str, float]]:
     scores = data.scores
     teacher: dict[str, np.ndarray] = {p: scores.values[p][TEACHER] for p in PROTOCOLS}
     found: dict[str, dict[str, float]] = {}
-    for student in _students(data):
+    for student in data.scores.students:
         runs = scores.of(student, BASE)
         for run in runs:
             own = data.responses[run.name]
@@ -188,12 +186,9 @@ def decomposition_table(parts: Mapping[str, Mapping[str, float]]) -> Table:
     """One row per part, one column per student; the last row is their sum, the gap."""
     students = tuple(parts)
     rows = [
-        (name, *(points(parts[student][name], signed=True) for student in students))
-        for name in (*CAUSES, *OFFSETS)
+        (name, *(signed(100 * parts[student][name]) for student in students)) for name in (*CAUSES, *OFFSETS)
     ]
-    rows.append(
-        ("**gap**", *(f"**{points(sum(parts[student].values()), signed=True)}**" for student in students))
-    )
+    rows.append(("**gap**", *(f"**{signed(100 * sum(parts[student].values()))}**" for student in students)))
     return Table("decomposition", ("part", *(f"`{student}`" for student in students)), tuple(rows))
 
 
@@ -201,7 +196,7 @@ def exposures(data: StudyData) -> dict[str, list[Agreement]]:
     """Student → agreement by position over the runs of its base."""
     return {
         student: exposure([row for run in data.scores.of(student, BASE) for row in data.exposure[run.name]])
-        for student in _students(data)
+        for student in data.scores.students
         if data.scores.of(student, BASE)
     }
 
@@ -212,9 +207,9 @@ def exposure_table(found: Mapping[str, Sequence[Agreement]]) -> Table:
     for student, agreements in found.items():
         for each in agreements:
             if each.position in POSITIONS:
-                cells = (points(each.forced), points(each.free), points(each.forced - each.free, signed=True))
-                logprob = f"{each.logprob:.3f}".replace("-", "−")
-                rows.append((f"`{student}`", str(each.position + 1), str(each.documents), *cells, logprob))
+                shares = (percent(each.forced), percent(each.free), signed(100 * (each.forced - each.free)))
+                counts = (str(each.position + 1), str(each.documents))
+                rows.append((f"`{student}`", *counts, *shares, plain(each.logprob, 3)))
     columns = (
         "student",
         "token",
@@ -234,7 +229,3 @@ def collapsed_runs(data: StudyData) -> list[StudyRun]:
         for run in data.scores.runs
         if data.scores.has(run) and collapsed(data.responses[run.name].outcome)
     ]
-
-
-def _students(data: StudyData) -> list[str]:
-    return list(dict.fromkeys(run.student for run in data.scores.runs))

@@ -5,7 +5,8 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import pytest
 
-from evalsuite.reports.studies.training_choices.analysis.scores import BASE, TEACHER, StudyRun, StudyScores
+from evalsuite.reports.studies.training_choices.analysis.scores import StudyScores
+from evalsuite.reports.studies.training_choices.design import BASE, TEACHER, StudyRun
 
 LEVELS = {
     ("hybrid", BASE): (0.90, 0.80),
@@ -34,11 +35,7 @@ def make_scores() -> Make:
     ) -> StudyScores:
         generator = np.random.default_rng(seed)
         benchmarks = np.repeat([0, 1], documents)
-        runs = tuple(
-            StudyRun(f"{student}-{arm}-{number}", student, arm, number)
-            for student, arm in levels
-            for number in range(seeds)
-        )
+        runs = tuple(StudyRun(student, arm, number) for student, arm in levels for number in range(seeds))
         values: dict[str, dict[str, np.ndarray]] = {"loglikelihood": {}, "generation": {}}
         for place, protocol in enumerate(values):
             values[protocol][TEACHER] = np.ones(2 * documents)

@@ -3,7 +3,7 @@
 import pytest
 
 from evalsuite.reports.studies.training_choices.analysis.choices import order_agreement
-from evalsuite.reports.studies.training_choices.analysis.scores import BASE
+from evalsuite.reports.studies.training_choices.design import BASE
 from tests.reports.studies.training_choices.analysis.conftest import Make
 
 LEVELS = {BASE: 0.9, "a": 0.6, "b": 0.3}

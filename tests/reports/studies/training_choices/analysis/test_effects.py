@@ -12,20 +12,15 @@ from evalsuite.reports.studies.training_choices.analysis.effects import (
     verdict,
 )
 from evalsuite.reports.studies.training_choices.analysis.paper_effects import CONTRASTS, printed_effect
-from evalsuite.reports.studies.training_choices.analysis.scores import (
-    BASE,
-    TEACHER,
-    Axis,
-    StudyRun,
-    StudyScores,
-)
+from evalsuite.reports.studies.training_choices.analysis.scores import StudyScores
+from evalsuite.reports.studies.training_choices.design import BASE, TEACHER, Axis, StudyRun
 
 from .conftest import LEVELS, Make
 
-AXES = (
-    Axis("objective", "KL", ("ce",)),
-    Axis("layers", "selected", ("uniform",), students=("hybrid",)),
-)
+AXES = {
+    "objective": Axis(base="KL", arms=("ce",)),
+    "layers": Axis(base="selected", arms=("uniform",), students=("hybrid",)),
+}
 
 
 def test_effects_are_recovered_under_each_protocol(make_scores: Make) -> None:
@@ -66,13 +61,13 @@ def test_missing_runs_are_named_and_leave_holes(make_scores: Make) -> None:
         protocol: {name: rows for name, rows in runs.items() if not name.startswith("hybrid-uniform")}
         for protocol, runs in whole.values.items()
     }
-    del values["generation"]["kda-ce-1"]
+    del values["generation"]["kda-ce-seed1"]
     scores = StudyScores(whole.runs, whole.benchmarks, whole.names, values, whole.chance)
     assert [run.name for run in scores.missing] == [
-        "hybrid-uniform-0",
-        "hybrid-uniform-1",
-        "hybrid-uniform-2",
-        "kda-ce-1",
+        "hybrid-uniform-seed0",
+        "hybrid-uniform-seed1",
+        "hybrid-uniform-seed2",
+        "kda-ce-seed1",
     ]
     assert {each.arm for each in effects(scores, AXES)} == {"ce"}
     assert len(scores.of("kda", "ce")) == 2
@@ -135,8 +130,8 @@ def test_without_repeated_runs_there_is_no_interval(make_scores: Make) -> None:
 
 
 def test_benchmarks_weigh_equally_whatever_their_documents() -> None:
-    run = StudyRun("r", "kda", BASE, 0)
-    values = {"r": np.array([1.0, 0.0, 0.0, 0.0]), TEACHER: np.ones(4)}
+    run = StudyRun("kda", BASE, 0)
+    values = {run.name: np.array([1.0, 0.0, 0.0, 0.0]), TEACHER: np.ones(4)}
     scores = StudyScores(
         (run,),
         np.array([0, 1, 1, 1]),
@@ -144,7 +139,7 @@ def test_benchmarks_weigh_equally_whatever_their_documents() -> None:
         {"loglikelihood": values, "generation": values},
         {"loglikelihood": np.full(4, 0.25), "generation": np.zeros(4)},
     )
-    assert scores.weights @ values["r"] == pytest.approx(0.5)
+    assert scores.weights @ values[run.name] == pytest.approx(0.5)
 
 
 def test_printed_effects_are_differences_of_the_papers_tables() -> None:

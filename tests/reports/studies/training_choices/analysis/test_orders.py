@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from evalsuite.reports.studies.training_choices.analysis.orders import pair_orders, readings
-from evalsuite.reports.studies.training_choices.analysis.scores import BASE, Axis, StudyScores
+from evalsuite.reports.studies.training_choices.analysis.scores import StudyScores
+from evalsuite.reports.studies.training_choices.design import BASE, Axis
 
 from .conftest import Make
 
@@ -17,8 +18,8 @@ LEVELS = {
     ("mlstm", "rows"): (0.30, 0.50),
     ("mlstm", "bias"): (0.90, 0.50),
 }
-ROWS = Axis("heads", "whole", ("rows",), published_for=("kda", "gdn"))
-BIAS = Axis("gates", "coupled", ("bias",), students=("mlstm",))
+ROWS = Axis(base="whole", arms=("rows",), published_for=("kda", "gdn"))
+BIAS = Axis(base="coupled", arms=("bias",), students=("mlstm",))
 
 
 @pytest.fixture
@@ -28,7 +29,8 @@ def scores(make_scores: Make) -> StudyScores:
 
 def test_a_defect_of_every_mixer_keeps_an_order_that_it_reverses_where_published(scores: StudyScores) -> None:
     found = {
-        (p.arm, p.reading, p.first, p.second): p for p in pair_orders(scores, (ROWS, BIAS), "loglikelihood")
+        (p.arm, p.reading, p.first, p.second): p
+        for p in pair_orders(scores, {"heads": ROWS, "gates": BIAS}, "loglikelihood")
     }
     verdicts = {key: pair.verdict for key, pair in found.items()}
     assert verdicts == {
@@ -54,7 +56,7 @@ def test_a_defect_of_every_mixer_keeps_an_order_that_it_reverses_where_published
 
 
 def test_a_defect_without_effect_leaves_orders_and_differences(scores: StudyScores) -> None:
-    for pair in pair_orders(scores, (ROWS, BIAS), "generation"):
+    for pair in pair_orders(scores, {"heads": ROWS, "gates": BIAS}, "generation"):
         assert pair.verdict == "kept"
         assert pair.shift.low <= 0 <= pair.shift.high
 
@@ -62,18 +64,18 @@ def test_a_defect_without_effect_leaves_orders_and_differences(scores: StudyScor
 def test_ties_are_not_decided_and_missing_runs_leave_holes(make_scores: Make) -> None:
     tied = {(s, a): (0.6, 0.6) for s in ("kda", "gdn") for a in (BASE, "rows")}
     whole = make_scores(tied)
-    assert {pair.verdict for pair in pair_orders(whole, (ROWS,), "generation")} == {"not decided"}
+    assert {pair.verdict for pair in pair_orders(whole, {"heads": ROWS}, "generation")} == {"not decided"}
     values = {
         protocol: {name: rows for name, rows in runs.items() if not name.startswith("gdn-rows")}
         for protocol, runs in whole.values.items()
     }
     holes = StudyScores(whole.runs, whole.benchmarks, whole.names, values, whole.chance)
-    assert pair_orders(holes, (ROWS,), "generation") == []
+    assert pair_orders(holes, {"heads": ROWS}, "generation") == []
 
 
 def test_a_difference_with_itself_has_the_variance_of_its_own_runs_only(scores: StudyScores) -> None:
     """An arm that one of the two students does not have must not count the other's runs twice."""
-    (pair,) = (p for p in pair_orders(scores, (BIAS,), "loglikelihood") if p.first == "kda")
+    (pair,) = (p for p in pair_orders(scores, {"gates": BIAS}, "loglikelihood") if p.first == "kda")
     alone = scores.contrast("loglikelihood", {("mlstm", BASE): 1.0, ("mlstm", "bias"): -1.0})
     assert alone is not None
     assert pair.shift == alone
@@ -81,7 +83,7 @@ def test_a_difference_with_itself_has_the_variance_of_its_own_runs_only(scores: 
 
 def test_the_published_reading_needs_another_set_of_students(scores: StudyScores) -> None:
     assert [reading for reading, _ in readings(scores, BIAS)] == ["all"]
-    everywhere = Axis("heads", "whole", ("rows",), published_for=("gdn", "kda", "mlstm"))
+    everywhere = Axis(base="whole", arms=("rows",), published_for=("gdn", "kda", "mlstm"))
     assert [reading for reading, _ in readings(scores, everywhere)] == ["all"]
     assert dict(readings(scores, ROWS))["published"] == {"kda", "gdn"}
 
@@ -89,6 +91,6 @@ def test_the_published_reading_needs_another_set_of_students(scores: StudyScores
 def test_runs_that_differ_widen_the_difference(make_scores: Make) -> None:
     widths = []
     for spread in (0.0, 0.1):
-        pairs = pair_orders(make_scores(LEVELS, spread=spread), (ROWS,), "generation")
+        pairs = pair_orders(make_scores(LEVELS, spread=spread), {"heads": ROWS}, "generation")
         widths.append(np.mean([pair.changed.width for pair in pairs]))
     assert widths[1] > 2 * widths[0]

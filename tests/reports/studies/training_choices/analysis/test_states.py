@@ -5,8 +5,9 @@ from math import log2, sqrt
 import numpy as np
 import pytest
 
-from evalsuite.reports.studies.training_choices.analysis.scores import TEACHER, StudyRun, StudyScores
+from evalsuite.reports.studies.training_choices.analysis.scores import StudyScores
 from evalsuite.reports.studies.training_choices.analysis.states import state_slopes
+from evalsuite.reports.studies.training_choices.design import TEACHER, StudyRun
 
 T = 3.182446
 """97.5 % quantile of Student's t with 3 degrees of freedom."""
@@ -15,19 +16,20 @@ SIZES = (1000, 2000, 4000)
 
 def _study(levels: dict[int, tuple[float, ...]]) -> tuple[StudyScores, dict[str, int]]:
     """One student whose runs have the same score on every document, and another benchmark at chance."""
-    runs = [(f"{size}-{seed}", str(size), y) for size, ys in levels.items() for seed, y in enumerate(ys)]
+    runs = {StudyRun("kda", str(size), seed): y for size, ys in levels.items() for seed, y in enumerate(ys)}
     benchmarks = np.repeat([0, 1], 10)
-    values = {TEACHER: np.ones(20)} | {name: np.where(benchmarks == 0, y, 0.25) for name, _, y in runs}
-    planned = tuple(StudyRun(name, "kda", arm, 0) for name, arm, _ in runs)
+    values = {TEACHER: np.ones(20)} | {
+        run.name: np.where(benchmarks == 0, y, 0.25) for run, y in runs.items()
+    }
     both = ("loglikelihood", "generation")
     scores = StudyScores(
-        planned,
+        tuple(runs),
         benchmarks,
         ("lookup", "chance"),
         dict.fromkeys(both, values),
         dict.fromkeys(both, np.full(20, 0.25)),
     )
-    return scores, {name: int(arm) for name, arm, _ in runs}
+    return scores, {run.name: int(run.arm) for run in runs}
 
 
 @pytest.mark.parametrize(

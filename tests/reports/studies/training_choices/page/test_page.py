@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pandas as pd
 import pytest
 
-from evalsuite.foundation import DataError
+from evalsuite.foundation import ConfigError, DataError
 from evalsuite.reports.records.reading import read_run_scores
 from evalsuite.reports.studies.training_choices.page.__main__ import main
 from evalsuite.reports.studies.training_choices.page.documents import write_documents
@@ -218,6 +218,15 @@ def test_the_page_of_orders_says_what_an_arm_reverses(study: tuple[Path, Path], 
     has_it = {(r["defect"], r["mixer"]): r["published code has it"] for r in _rows(out / "defects.csv")}
     assert (has_it["ce", "`kda`"], has_it["ce", "`hybrid`"], has_it["ce", "mean"]) == ("yes", "no", "–")
     assert f"Missing: `{MISSING}` (OutOfMemory: too large)." in page
+
+
+def test_an_unknown_key_of_an_axis_is_refused(study: tuple[Path, Path], tmp_path: Path) -> None:
+    run, folder = study
+    design = json.loads((folder / "study.json").read_text())
+    design["axes"]["layers"]["student"] = ["hybrid"]
+    (tmp_path / "study.json").write_text(json.dumps(design))
+    with pytest.raises(ConfigError, match=r"axes.layers: unknown key 'student'; did you mean 'students'"):
+        read_study(run, tmp_path, NAMES)
 
 
 def test_the_page_of_states_shows_every_benchmark_and_how_many_runs_a_size_has(
