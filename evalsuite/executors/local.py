@@ -201,4 +201,4 @@ class _Pool:
         """Take back the job of a process that has died, and start another one."""
         del self._running[process.pipe]
         self._queue.put_back(job, f"with exit code {process.exit_code()}")
-        self._start(process.devices)
+        self._start(process.devices or "")

@@ -12,18 +12,18 @@ from evalsuite.executors.base import Worker, portable_error
 from evalsuite.executors.gpus import VISIBLE, share_memory
 
 END_SECONDS = 30.0
-"""Time in which a process that has no job left releases what it holds."""
+"""Time in which a process that has no job left, or is stopped, releases or saves what it holds."""
 
 
 class WorkerProcess:
     """A process that gets ready, then makes a worker, then runs jobs until this side sends None or is gone.
 
     Args:
-        devices: `VISIBLE` in the process; empty without GPUs.
+        devices: `VISIBLE` in the process; empty without GPUs, None for that of this process.
         warm_up: see `Executor.prepare`.
     """
 
-    def __init__(self, devices: str, warm_up: Callable[[], None] | None = None) -> None:
+    def __init__(self, devices: str | None, warm_up: Callable[[], None] | None = None) -> None:
         self.devices = devices
         # A forked process could not use CUDA.
         context = get_context("spawn")
@@ -48,12 +48,18 @@ class WorkerProcess:
         return code
 
     def wait(self) -> None:
-        """Let it release what it holds, after None was sent."""
+        """Let it release what it holds, after None was sent or it was stopped."""
         self._process.join(END_SECONDS)
+
+    def stop(self) -> None:
+        """Send it SIGTERM, after which its worker may save what it has."""
+        self._process.terminate()
 
     def end(self) -> None:
         """End it, whatever it does."""
-        self._process.terminate()
+        self.stop()
+        self.wait()
+        self._process.kill()
         self._process.join()
         self.pipe.close()
 
@@ -71,11 +77,12 @@ class _Channel:
         self._pipe.send(("description", desc))
 
 
-def _serve(pipe: Connection, devices: str, warm_up: Callable[[], None] | None) -> None:
+def _serve(pipe: Connection, devices: str | None, warm_up: Callable[[], None] | None) -> None:
     """In the process: get ready, and run the jobs that arrive."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # CUDA reads it when it is used first, which is in this process.
-    os.environ[VISIBLE] = devices
+    if devices is not None:
+        os.environ[VISIBLE] = devices
     if warm_up is not None:
         # What fails here fails again in a job, which reports it.
         with suppress(Exception):

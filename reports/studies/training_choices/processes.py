@@ -2,44 +2,27 @@
 
 import os
 import signal
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from multiprocessing import get_context
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
+from functools import partial
+from multiprocessing.connection import wait
 from types import FrameType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from evalsuite.executors.gpus import VISIBLE
+from evalsuite.executors.base import Channel, Worker
+from evalsuite.executors.local_process import WorkerProcess
 from evalsuite.foundation import EvalsuiteError, RunFolderError
 from evalsuite.foundation.files import locked
 from evalsuite.reports.studies.training_choices.jobs import Job, Setting, run_job
 
 HELD = "another driver of this study has it"
 """Reply of a worker to a job that is running, or finished meanwhile, under another driver."""
-STOP_SECONDS = 30.0
-"""Time that workers have to save their states when the time of a call is over."""
 LOOK_SECONDS = 5.0
 """Seconds after which idle processes look again: what a job needs may exist before the job that makes it
 ends, and another driver may have failed."""
-
-
-@contextmanager
-def _environment(name: str, value: str | None) -> Iterator[None]:
-    """Set a variable for the processes that start meanwhile; None leaves it alone."""
-    before = os.environ.get(name)
-    if value is not None:
-        os.environ[name] = value
-    try:
-        yield
-    finally:
-        if value is not None:
-            os.environ.pop(name)
-            if before is not None:
-                os.environ[name] = before
 
 
 def carry_out(job: Job, setting: Setting) -> str:
@@ -63,21 +46,27 @@ def carry_out(job: Job, setting: Setting) -> str:
         return HELD
 
 
-def work(connection: Connection, setting: Setting) -> None:
-    """Run the jobs that arrive, in a process of its own; reply (name, error or "", seconds)."""
+class StudyWorker:
+    """Runs the jobs of a study, in a process of its own."""
 
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt(number)
+    def __init__(self, setting: Setting) -> None:
+        def stop(number: int, frame: FrameType | None) -> None:
+            raise KeyboardInterrupt(number)
 
-    signal.signal(signal.SIGTERM, stop)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        while (job := connection.recv()) is not None:
-            started = time.monotonic()
-            error = carry_out(job, setting)
-            connection.send((job.name, error, time.monotonic() - started))
-    except (KeyboardInterrupt, EOFError):
-        pass
+        self._setting = setting
+        signal.signal(signal.SIGTERM, stop)
+
+    def run(self, job: Job, channel: Channel) -> dict[str, Any]:
+        """Run a job; return its error or "", and its seconds."""
+        started = time.monotonic()
+        try:
+            error = carry_out(job, self._setting)
+        except KeyboardInterrupt:
+            sys.exit()
+        return {"error": error, "seconds": time.monotonic() - started}
+
+    def close(self) -> None:
+        """Jobs leave nothing behind."""
 
 
 class Outcome(NamedTuple):
@@ -87,14 +76,6 @@ class Outcome(NamedTuple):
     error: str
     seconds: float
     gpu: str | None
-
-
-@dataclass
-class _Worker:
-    process: BaseProcess
-    connection: Connection
-    gpu: str | None
-    job: Job | None = None
 
 
 @dataclass
@@ -129,7 +110,7 @@ def run_study(
     workers: int,
     seconds: float,
     gpus: Sequence[str] = (),
-    work: Callable[[Connection, Setting], None] = work,
+    worker: Callable[[Setting], Worker] = StudyWorker,
 ) -> Iterator[Outcome]:
     """Carry out jobs in several processes; yield how they end.
 
@@ -138,72 +119,75 @@ def run_study(
         seconds: after which running jobs are stopped; the next call continues them.
         gpus: entries of CUDA_VISIBLE_DEVICES, one of which a process sees; without any it sees what this
             process sees.
-        work: what a process runs: replies to each job that it receives, until it receives None.
+        worker: makes what runs the jobs of a process.
     """
     deadline = time.monotonic() + seconds
     queue = _Queue(list(jobs))
-    pool: list[_Worker] = []
+    pool: dict[WorkerProcess, Job | None] = {}
+    """Process → the job that it runs."""
+
+    def start() -> WorkerProcess:
+        """Start a process on the GPU with the fewest."""
+        gpu = min(gpus, key=[each.devices for each in pool].count, default=None)
+        process = WorkerProcess(gpu)
+        threads = max(1, len(os.sched_getaffinity(0)) // workers)
+        process.begin(partial(worker, setting), threads, -(-workers // max(1, len(gpus))))
+        return process
+
     try:
         while (left := deadline - time.monotonic()) > 0:
-            _hand_out(queue, pool, lambda: _start(pool, setting, gpus, work), workers)
-            busy = {each.connection: each for each in pool if each.job is not None}
+            _hand_out(queue, pool, start, workers)
+            busy = {process.pipe: (process, job) for process, job in pool.items() if job is not None}
             if not busy and not queue.others:
                 return
             ready = wait(list(busy), min(left, LOOK_SECONDS))
-            for worker in (busy[each] for each in busy if each in ready):
-                job, worker.job = worker.job, None
-                assert job is not None
-                try:
-                    name, error, took = worker.connection.recv()
-                    outcome = Outcome(name, error, took, worker.gpu)
-                except EOFError:
-                    worker.process.join(STOP_SECONDS)
-                    code = worker.process.exitcode
-                    killed = "; killed (out of memory? fewer --workers)" if code == -9 else ""
-                    error = f"its process ended with code {code}{killed}"
-                    outcome = Outcome(job.name, error, 0.0, worker.gpu)
-                    pool.remove(worker)
+            for process, job in (busy[each] for each in busy if each in ready):
+                outcome = _outcome(process, job)
+                pool[process] = None
+                if outcome is None:
+                    del pool[process]
+                    outcome = Outcome(job.name, _loss(process), 0.0, process.devices)
                 if outcome.error == HELD:
                     queue.put_back(job, jobs)
                 else:
                     yield outcome
     finally:
-        for worker in pool:
-            if worker.job is None:
-                worker.connection.send(None)
+        for process, running in pool.items():
+            if running is None:
+                process.send(None)
             else:
-                worker.process.terminate()
-        for worker in pool:
-            worker.process.join(STOP_SECONDS)
-            worker.process.kill()
+                process.stop()
+        for process in pool:
+            process.wait()
+            process.end()
 
 
-def _hand_out(queue: _Queue, pool: list[_Worker], start: Callable[[], _Worker], workers: int) -> None:
-    """Give jobs to idle workers, and to new ones while there are fewer than `workers`."""
+def _outcome(process: WorkerProcess, job: Job) -> Outcome | None:
+    """How the job of a process ended; None if the process did."""
+    try:
+        kind, value = process.pipe.recv()
+    except (EOFError, ConnectionError):
+        return None
+    if kind == "error":
+        raise value
+    return Outcome(job.name, value["error"], value["seconds"], process.devices)
+
+
+def _loss(process: WorkerProcess) -> str:
+    code = process.exit_code()
+    killed = "; killed (out of memory? fewer --workers)" if code == -9 else ""
+    return f"its process ended with code {code}{killed}"
+
+
+def _hand_out(
+    queue: _Queue, pool: dict[WorkerProcess, Job | None], start: Callable[[], WorkerProcess], workers: int
+) -> None:
+    """Give jobs to idle processes, and to new ones while there are fewer than `workers`."""
     while (job := queue.next()) is not None:
-        worker = next((each for each in pool if each.job is None), None)
-        if worker is None and len(pool) == workers:
+        process = next((each for each, running in pool.items() if running is None), None)
+        if process is None and len(pool) == workers:
             return
-        worker = worker or start()
+        process = process or start()
         queue.waiting.remove(job)
-        worker.job = job
-        worker.connection.send(job)
-
-
-def _start(
-    pool: list[_Worker],
-    setting: Setting,
-    gpus: Sequence[str],
-    work: Callable[[Connection, Setting], None],
-) -> _Worker:
-    """Add a worker to the pool, on the GPU with the fewest workers."""
-    gpu = min(gpus, key=[each.gpu for each in pool].count, default=None)
-    context = get_context("spawn")
-    here, there = context.Pipe()
-    process = context.Process(target=work, args=(there, setting))
-    # Before the process imports torch, which reads the variable once.
-    with _environment(VISIBLE, gpu):
-        process.start()
-    there.close()
-    pool.append(_Worker(process, here, gpu))
-    return pool[-1]
+        pool[process] = job
+        process.send(job)

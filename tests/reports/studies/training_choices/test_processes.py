@@ -1,12 +1,15 @@
 """The processes of a study: dependencies, failures, GPUs, other drivers, and the end of a call's time."""
 
+import os
 import time
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from evalsuite.executors.gpus import VISIBLE, visible_gpus
+from evalsuite.executors.local_process import WorkerProcess
 from evalsuite.foundation import ConfigError, RunFolderError, files
 from evalsuite.foundation.files import locked
 from evalsuite.reports.studies.training_choices import processes
@@ -14,7 +17,7 @@ from evalsuite.reports.studies.training_choices.__main__ import main
 from evalsuite.reports.studies.training_choices.design import DESIGNS
 from evalsuite.reports.studies.training_choices.jobs import Job, Setting
 from evalsuite.reports.studies.training_choices.processes import HELD, carry_out, run_study
-from tests.reports.studies.training_choices.study_worker import work
+from tests.reports.studies.training_choices.study_worker import KindWorker
 
 
 def _setting(out: Path) -> Setting:
@@ -31,7 +34,7 @@ def test_jobs_start_as_soon_as_what_they_need_exists_and_finished_ones_are_skipp
     monkeypatch.setattr(processes, "LOOK_SECONDS", 0.2)
     (tmp_path / "finished").touch()
     jobs = [_job(tmp_path, "late", "early"), _job(tmp_path, "finished"), _job(tmp_path, "early")]
-    found = run_study(_setting(tmp_path), jobs, workers=2, seconds=60, work=work)
+    found = run_study(_setting(tmp_path), jobs, workers=2, seconds=60, worker=KindWorker)
     assert sorted(found) == [("early", "", 0.5, None), ("late", "", 0.5, None)]
 
 
@@ -40,7 +43,7 @@ def test_a_failed_job_and_a_lost_process_stop_no_other(tmp_path: Path) -> None:
     jobs.append(_job(tmp_path, "never", "fail-one"))
     found = {
         each.name: each.error
-        for each in run_study(_setting(tmp_path), jobs, workers=1, seconds=60, work=work)
+        for each in run_study(_setting(tmp_path), jobs, workers=1, seconds=60, worker=KindWorker)
     }
     assert found == {
         "fail-one": "a reason",
@@ -53,7 +56,7 @@ def test_a_failed_job_and_a_lost_process_stop_no_other(tmp_path: Path) -> None:
 def test_when_the_time_is_over_running_jobs_are_stopped(tmp_path: Path) -> None:
     started = time.monotonic()
     jobs = [_job(tmp_path, "sleep-one"), _job(tmp_path, "later")]
-    assert list(run_study(_setting(tmp_path), jobs, workers=1, seconds=3, work=work)) == []
+    assert list(run_study(_setting(tmp_path), jobs, workers=1, seconds=3, worker=KindWorker)) == []
     assert time.monotonic() - started < 50
     assert (tmp_path / "stopped").exists() == (tmp_path / "asleep").exists()
     assert not (tmp_path / "later").exists()
@@ -66,11 +69,27 @@ def test_each_process_sees_one_gpu_and_a_lost_one_is_replaced_on_its_gpu(
     monkeypatch.setenv(VISIBLE, "GPU-5e,MIG-1f")
     jobs = [_job(tmp_path, name) for name in ("die-one", "meet-two", "meet-three")]
     gpus = visible_gpus()
-    found = list(run_study(_setting(tmp_path), jobs, workers=2, seconds=60, gpus=gpus, work=work))
+    found = list(run_study(_setting(tmp_path), jobs, workers=2, seconds=60, gpus=gpus, worker=KindWorker))
     assert found[0] == ("die-one", "its process ended with code 3", 0.0, "GPU-5e")
     assert sorted(found[1:]) == [("meet-three", "", 0.5, "GPU-5e"), ("meet-two", "", 0.5, "MIG-1f")]
     assert (tmp_path / "arrived-meet-two").read_text() == "MIG-1f"
     assert (tmp_path / "arrived-meet-three").read_text() == "GPU-5e"
+
+
+def test_processes_share_a_gpu_and_the_processors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = []
+    begin = WorkerProcess.begin
+
+    def noted(process: WorkerProcess, make_worker: Any, threads: int, sharing: int) -> None:
+        begun.append((process.devices, threads, sharing))
+        begin(process, make_worker, threads, 1)
+
+    monkeypatch.setattr(WorkerProcess, "begin", noted)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8))
+    jobs = [_job(tmp_path, name) for name in ("meet-one", "meet-two")]
+    found = run_study(_setting(tmp_path), jobs, workers=2, seconds=60, gpus=["0"], worker=KindWorker)
+    assert len(list(found)) == 2
+    assert begun == [("0", 4, 2), ("0", 4, 2)]
 
 
 @pytest.mark.parametrize(
@@ -89,7 +108,7 @@ def test_jobs_of_another_driver_are_tried_again_unless_it_finishes_them(
 ) -> None:
     monkeypatch.setattr(processes, "LOOK_SECONDS", 0.3)
     jobs = [_job(tmp_path, "held-one"), _job(tmp_path, "lost-two"), _job(tmp_path, "late", "held-one")]
-    found = run_study(_setting(tmp_path), jobs, workers=1, seconds=60, work=work)
+    found = run_study(_setting(tmp_path), jobs, workers=1, seconds=60, worker=KindWorker)
     assert list(found) == [("held-one", "", 0.5, None), ("late", "", 0.5, None)]
 
 
