@@ -61,6 +61,33 @@ def portable_error(error: BaseException, executor: str) -> Exception:
     return RuntimeError(f"a worker of executor {executor} failed:\n{text}")
 
 
+def deliver(kind: str, value: Any, channel: Channel) -> Any:
+    """Deal with what a worker's process sends: pass on a message or description, raise an error.
+
+    Returns:
+        The result of a job; None if it goes on.
+    """
+    if kind == "message":
+        channel.send(value)
+    elif kind == "description":
+        channel.set_description(value)
+    elif kind == "error":
+        raise value
+    else:
+        return value
+    return None
+
+
+def check_numbers(executor: object, name: str, **least: int) -> None:
+    """Raise ConfigError for a setting of an executor that is no number of at least so much."""
+    for setting, smallest in least.items():
+        value = getattr(executor, setting)
+        if not isinstance(value, int) or value < smallest:
+            raise ConfigError(
+                f"executor {name}: '{setting}' = {value!r}: must be a number of at least {smallest}"
+            )
+
+
 class Executor(Protocol):
     """Carries out jobs; the parameters of its class are what `--executor-args` sets."""
 

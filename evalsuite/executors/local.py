@@ -9,7 +9,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from evalsuite.executors.base import EXECUTORS, Channel, Job, Worker
+from evalsuite.executors.base import EXECUTORS, Channel, Job, Worker, check_numbers, deliver
 from evalsuite.executors.gpus import VISIBLE, likely_gpus, visible_gpus
 from evalsuite.executors.local_process import WorkerProcess
 from evalsuite.executors.queue import JobQueue
@@ -35,12 +35,7 @@ class LocalExecutor:
     _prepared: list[WorkerProcess] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for name, least in (("num_workers", 1), ("workers_per_gpu", 1), ("retries", 0)):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < least:
-                raise ConfigError(
-                    f"executor local: '{name}' = {value!r}: must be a number of at least {least}"
-                )
+        check_numbers(self, "local", num_workers=1, workers_per_gpu=1, retries=0)
 
     def workers(self, gpus: int | None) -> int:
         """Return `num_workers`; with one, the job itself finds out whether there are GPUs."""
@@ -181,21 +176,17 @@ class _Pool:
         except (EOFError, ConnectionError):
             self._replace(process, job)
             return
-        if kind == "message":
-            self._channel.send(value)
-        elif kind == "description":
-            self._channel.set_description(value)
-        elif kind == "error":
-            raise value
+        result = deliver(kind, value, self._channel)
+        if result is None:
+            return
+        index = self._queue.take(self._jobs[job].group)
+        if index is None:
+            process.send(None)
+            self._ended.append(self._running.pop(pipe)[0])
         else:
-            index = self._queue.take(self._jobs[job].group)
-            if index is None:
-                process.send(None)
-                self._ended.append(self._running.pop(pipe)[0])
-            else:
-                self._running[pipe] = process, index
-                process.send(self._jobs[index].prepare())
-            yield job, value
+            self._running[pipe] = process, index
+            process.send(self._jobs[index].prepare())
+        yield job, result
 
     def _replace(self, process: WorkerProcess, job: int) -> None:
         """Take back the job of a process that has died, and start another one."""

@@ -9,7 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from evalsuite.executors.base import EXECUTORS, Channel, Job, Worker, portable_error
+from evalsuite.executors.base import (
+    EXECUTORS,
+    Channel,
+    Job,
+    Worker,
+    check_numbers,
+    deliver,
+    portable_error,
+)
 from evalsuite.executors.queue import JobQueue
 from evalsuite.foundation import ConfigError, MissingDependencyError
 
@@ -36,10 +44,9 @@ class RayExecutor:
     """Whether this executor made the connection; one that the caller had is left open."""
 
     def __post_init__(self) -> None:
-        for name, least in (("num_workers", 1), ("cpus", 1), ("retries", 0)):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < least):
-                raise ConfigError(f"executor ray: '{name}' = {value!r}: must be a number of at least {least}")
+        check_numbers(self, "ray", cpus=1, retries=0)
+        if self.num_workers is not None:
+            check_numbers(self, "ray", num_workers=1)
 
     def workers(self, gpus: int | None) -> int:
         """Return how many workers the cluster has room for; connects to it."""
@@ -188,14 +195,7 @@ class _Pool:
                 continue
             result = None
             for kind, value in events:
-                if kind == "message":
-                    self._channel.send(value)
-                elif kind == "description":
-                    self._channel.set_description(value)
-                elif kind == "error":
-                    raise value
-                else:
-                    result = value
+                result = deliver(kind, value, self._channel)
             if result is None:
                 self._poll(host, index)
                 continue

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from evalsuite.executors.base import EXECUTORS, Channel, Job, Worker
+from evalsuite.executors.base import EXECUTORS, Channel, Job, Worker, check_numbers, deliver
 from evalsuite.executors.queue import shares
 from evalsuite.executors.spool import Spool
 from evalsuite.foundation import ConfigError, EvalsuiteError, MissingDependencyError
@@ -46,12 +46,7 @@ class SlurmExecutor:
     retries: int = 3
 
     def __post_init__(self) -> None:
-        for name, least in (("num_workers", 1), ("minutes", 1), ("gpus", 0), ("cpus", 1), ("retries", 0)):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < least:
-                raise ConfigError(
-                    f"executor slurm: '{name}' = {value!r}: must be a number of at least {least}"
-                )
+        check_numbers(self, "slurm", num_workers=1, minutes=1, gpus=0, cpus=1, retries=0)
         if self.cluster not in ("slurm", "local"):
             raise ConfigError(f"executor slurm: 'cluster' = {self.cluster!r}: must be slurm or local")
 
@@ -159,15 +154,9 @@ class _Share:
     def new(self, channel: Channel) -> Iterator[tuple[int, Mapping[str, Any]]]:
         """Deliver new messages, and yield new results."""
         for kind, value in self.spool.new():
-            if kind == "message":
-                channel.send(value)
-            elif kind == "description":
-                channel.set_description(value)
-            elif kind == "error":
-                raise value
-            else:
-                self.left.remove(value["job"])
-                yield value["job"], value["value"]
+            if (result := deliver(kind, value, channel)) is not None:
+                self.left.remove(result["job"])
+                yield result["job"], result["value"]
 
     def forget(self) -> None:
         """Remove the files of a share that is done; those of a lost one stay for their logs."""

@@ -92,6 +92,7 @@ def test_what_a_killed_process_left_is_taken_up(tmp_path: Path) -> None:
         ("rya", {}, "did you mean 'ray'"),
         ("ray", {"adress": "auto"}, "did you mean 'address'"),
         ("ray", {"num_workers": 0}, "'num_workers' = 0"),
+        ("ray", {"retries": None}, "'retries' = None"),
         ("slurm", {"cluster": "pbs"}, "'cluster' = 'pbs'"),
         ("local", {"num_worker": 2}, "did you mean 'num_workers'"),
         ("local", {"num_workers": 0}, "'num_workers' = 0"),
