@@ -9,7 +9,7 @@ other hosts find arrives as shards.
 import os
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -163,6 +163,11 @@ class Checkpoint:
         _require(bool(self.weights_id), "'weights_id' is empty")
         _require(self.parameters is None or self.parameters >= 0, f"'parameters' = {self.parameters}")
         _require(self.positions is None or self.positions >= 1, f"'positions' = {self.positions}")
+
+    @property
+    def stated(self) -> "Checkpoint":
+        """What a manifest states of it, without what subclasses add."""
+        return Checkpoint(**{each.name: getattr(self, each.name) for each in fields(Checkpoint)})
 
     def portable(self) -> Self:
         """The same, with paths of this machine reduced to their last component."""

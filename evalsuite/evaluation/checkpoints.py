@@ -1,7 +1,7 @@
 """Checkpoints of a run: labels, roles, tokenizers and lengths, read without their weights."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +25,6 @@ class LocalCheckpoint(Checkpoint):
     """Config as transformers reads it; None for a checkpoint without a model."""
     training: Path | None = None
     """File of its loss curve, if it has one."""
-
-    @property
-    def stated(self) -> Checkpoint:
-        """What the manifest states of it."""
-        return Checkpoint(**{each.name: getattr(self, each.name) for each in fields(Checkpoint)})
 
     def limit(self, max_length: int | None) -> ContextLimit:
         """Return which contexts it reads in a run with this `max_length`."""

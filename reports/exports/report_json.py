@@ -34,11 +34,7 @@ def report_json(report: Report, tables: Sequence[Table[Any]] | None = None) -> d
         ],
         "checkpoints": [
             {"label": s.label, "teacher": s.teacher}
-            | {
-                name: each
-                for name, each in to_json(s.in_manifest).items()
-                if name not in ("label", "tokenizer")
-            }
+            | {name: each for name, each in to_json(s.stated).items() if name not in ("label", "tokenizer")}
             for s in report.checkpoints
         ],
         "benchmarks": [to_json(benchmark) for benchmark in report.benchmarks],

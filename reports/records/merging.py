@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -58,11 +58,6 @@ class CheckpointEntry(Checkpoint):
     def scored_as(self) -> tuple[str, ...]:
         """The fingerprints of its score rows, sorted."""
         return tuple(sorted({fingerprint for _, fingerprint in self.members if fingerprint}))
-
-    @property
-    def in_manifest(self) -> Checkpoint:
-        """As a manifest describes it."""
-        return Checkpoint(**{each.name: getattr(self, each.name) for each in fields(Checkpoint)})
 
     def has(self, run: int, checkpoint: Checkpoint) -> bool:
         """Whether a checkpoint of a run's plan is, or is part of, this one."""
@@ -145,7 +140,7 @@ class MergedPlan:
             suite=" + ".join(suites),
             created=max(plan.created for plan in self.plans),
             benchmarks=self.benchmarks,
-            checkpoints=tuple(each.in_manifest for each in checkpoints),
+            checkpoints=tuple(each.stated for each in checkpoints),
             max_length=max((plan.max_length for plan in self.plans if plan.max_length), default=None),
             diverged=tuple(replace(each.note, label=each.label) for each in self.diverged),
             unplanned=self._unplanned(),
