@@ -27,6 +27,7 @@ from evalsuite.models.diagnostics.own_paths import (
     Side,
     check_own_paths,
     format_own_paths,
+    logprobs,
     packed,
     padded,
 )
@@ -319,7 +320,7 @@ class _CheckRunner:
     def unbatched(self, model: PreTrainedModel, texts: Rows | None = None) -> Logprobs:
         """The reference: each sequence, or each of these texts, alone in one forward pass."""
         texts = self.sequences if texts is None else texts
-        return [_logprobs(model(input_ids=self._ids(tokens)).logits[0]) for tokens in texts]
+        return [logprobs(model(input_ids=self._ids(tokens)).logits[0]) for tokens in texts]
 
     def batched(self) -> list[float]:
         """Log-probabilities of the continuations, from the engine."""
@@ -347,7 +348,7 @@ class _CheckRunner:
             found += (
                 padded(self.model, rows, side)
                 if plain is None
-                else [_logprobs(row[: len(text)]) for row, text in zip(plain.logits(rows), rows, strict=True)]
+                else [logprobs(row[: len(text)]) for row, text in zip(plain.logits(rows), rows, strict=True)]
             )
         return found
 
@@ -379,7 +380,7 @@ class _CheckRunner:
             reader = CachedReader(PlainRunner(self.model))
             parts = [self.model(input_ids=ids[:, :half]).logits[0, :-1], reader.read(ids[:, :half])]
             parts += [reader.read(ids[:, place : place + 1]) for place in range(half, len(tokens))]
-            found.append(_logprobs(torch.cat(parts)))
+            found.append(logprobs(torch.cat(parts)))
         return found
 
     def cast(self, dtype: torch.dtype) -> Logprobs:
@@ -449,10 +450,6 @@ def _lead(logprobs: Tensor, tokens: Sequence[int]) -> float:
 
 def _dtype(model: PreTrainedModel) -> str:
     return str(model.dtype).removeprefix("torch.")
-
-
-def _logprobs(logits: Tensor) -> Tensor:
-    return logits.float().log_softmax(-1).cpu()
 
 
 def _target_logprobs(tokens: Sequence[int], logprobs: Tensor) -> Tensor:

@@ -70,14 +70,14 @@ def padded(model: PreTrainedModel, rows: Rows, side: Side) -> Logprobs:
     """All positions of texts in one padded batch, with a mask; on the left, with positions too."""
     tokens, mask, extra = _pad(model, rows, side)
     logits = model(input_ids=tokens, attention_mask=mask, use_cache=False, **extra).logits
-    return [_logprobs(row[real.bool()]) for row, real in zip(logits, mask, strict=True)]
+    return [logprobs(row[real.bool()]) for row, real in zip(logits, mask, strict=True)]
 
 
 def decoded(model: PreTrainedModel, rows: Rows, side: Side) -> Logprobs:
     """The last position, read from the cache of a padded batch."""
     tokens, mask, extra = _pad(model, [row[:-1] for row in rows], side)
     cache = _returned_cache(model(input_ids=tokens, attention_mask=mask, use_cache=True, **extra))
-    return [_logprobs(row) for row in _last_step(model, rows, cache, mask)]
+    return [logprobs(row) for row in _last_step(model, rows, cache, mask)]
 
 
 def batched_steps(model: PreTrainedModel, rows: Rows) -> Logprobs:
@@ -87,7 +87,7 @@ def batched_steps(model: PreTrainedModel, rows: Rows) -> Logprobs:
         batch = _same_length(row)
         tokens = torch.tensor(batch, device=model.device)[:, :-1]
         cache = _returned_cache(model(input_ids=tokens, use_cache=True))
-        found.append(_logprobs(_last_step(model, batch, cache, torch.ones_like(tokens))[1]))
+        found.append(logprobs(_last_step(model, batch, cache, torch.ones_like(tokens))[1]))
     return found
 
 
@@ -145,13 +145,13 @@ def packed(model: PreTrainedModel, rows: Rows, bounds: bool = False, **extra: An
         extra |= {f"max_length_{which}": max(lengths) for which in "qk"}
         extra["seq_idx"] = index.int().to(model.device)
     logits = model(input_ids=joined, position_ids=positions, use_cache=False, **extra).logits[0]
-    return [_logprobs(part) for part in logits.split(lengths)]
+    return [logprobs(part) for part in logits.split(lengths)]
 
 
 def repeated(model: PreTrainedModel, rows: Rows) -> Logprobs:
     """All positions of each text alone, a second time."""
     return [
-        _logprobs(model(input_ids=torch.tensor([row], device=model.device), use_cache=False).logits[0])
+        logprobs(model(input_ids=torch.tensor([row], device=model.device), use_cache=False).logits[0])
         for row in rows
     ]
 
@@ -166,7 +166,7 @@ def batched(model: PreTrainedModel, rows: Rows) -> Logprobs:
     found = []
     for row in rows:
         batch = torch.tensor(_same_length(row), device=model.device)
-        found.append(_logprobs(model(input_ids=batch, use_cache=False).logits[1]))
+        found.append(logprobs(model(input_ids=batch, use_cache=False).logits[1]))
     return found
 
 
@@ -393,7 +393,7 @@ def _read(
     cache = cache or {}
     positions = torch.arange(length, length + tokens.shape[1], device=model.device)[None]
     output = model(input_ids=tokens, use_cache=True, **_positions(cache, positions), **cache)
-    return _logprobs(_checked(output.logits, tokens)[0]), _returned_cache(output)
+    return logprobs(_checked(output.logits, tokens)[0]), _returned_cache(output)
 
 
 def _read_parts(model: PreTrainedModel, parts: Sequence[Tensor]) -> Tensor:
@@ -439,5 +439,6 @@ def _narrow_dtypes(model: PreTrainedModel, row: tuple[int, ...]) -> str:
     return " and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in narrow))
 
 
-def _logprobs(logits: Tensor) -> Tensor:
+def logprobs(logits: Tensor) -> Tensor:
+    """Log-probabilities of logits, in float32 on the CPU."""
     return logits.float().log_softmax(-1).cpu()
