@@ -10,7 +10,7 @@ line only: its relations on countries are in the training data.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -30,31 +30,34 @@ Scores = Mapping[str, pd.DataFrame]
 """Benchmark → scores [documents, checkpoints]."""
 
 
-def scores_of(page: Path, benchmarks: tuple[str, ...] = COUNTED) -> Scores:
-    """Scores under log-likelihood in the metric that the page reports."""
-    metrics = metrics_of(page)
-    found = {}
-    for name in benchmarks:
-        (path,) = page.glob(f"samples/**/{name}.loglikelihood*.parquet")
-        rows = pd.read_parquet(path)
-        found[name] = rows.pivot(index="doc_id", columns="checkpoint", values=f"value.{metrics[name]}")
-    return found
+def scores_of(run: Path, benchmarks: Sequence[str] = COUNTED) -> Scores:
+    """Scores under log-likelihood in the metric that the reports show."""
+    metrics = metrics_of(run)
+    return {name: _by_checkpoint(run, name, f"value.{metrics[name]}") for name in benchmarks}
 
 
-def metrics_of(page: Path) -> dict[str, str]:
-    """Benchmark → the metric that the page reports under log-likelihood."""
-    plan = read_json(page / "samples" / "run.json")
+def _rows(run: Path, name: str) -> pd.DataFrame:
+    """The score rows of all files of a name, such as ``piqa.loglikelihood``."""
+    return pd.concat([pd.read_parquet(path) for path in sorted(run.glob(f"scores/{name}*.parquet"))])
+
+
+def _by_checkpoint(run: Path, name: str, column: str) -> pd.DataFrame:
+    rows = _rows(run, f"{name}.loglikelihood")
+    return rows.pivot(index="doc_id", columns="checkpoint", values=column)
+
+
+def metrics_of(run: Path) -> dict[str, str]:
+    """Benchmark → the metric that the reports show under log-likelihood."""
     return {
         each["name"]: each["protocols"]["loglikelihood"]["metric"]
-        for each in plan["benchmarks"]
+        for each in read_json(run / "run.json")["benchmarks"]
         if "loglikelihood" in each["protocols"]
     }
 
 
-def needles_of(page: Path) -> pd.DataFrame:
+def needles_of(run: Path) -> pd.DataFrame:
     """Share of S-NIAH needles found in generation. [checkpoints, contexts]"""
-    frames = [pd.read_parquet(path) for path in page.glob("samples/**/niah_single_*.generation*.parquet")]
-    rows = pd.concat(frames)
+    rows = _rows(run, "niah_single_*.generation")
     value = next(name for name in ("accuracy", "value.accuracy", "acc", "value.acc") if name in rows)
     return rows.pivot_table(index="checkpoint", columns="context", values=value, aggfunc="mean")
 
@@ -81,15 +84,14 @@ def retained(scores: Scores, student: str, reference: str) -> float:
     return float(np.mean([frame.loc[frame[reference] == 1, student].mean() for frame in scores.values()]))
 
 
-def choices_of(page: Path) -> Scores:
-    """The most likely choices; benchmarks without any are left out."""
-    found = {}
-    for name in COUNTED:
-        (path,) = page.glob(f"samples/**/{name}.loglikelihood*.parquet")
-        rows = pd.read_parquet(path)
-        if "choice.acc" in rows:
-            found[name] = rows.pivot(index="doc_id", columns="checkpoint", values="choice.acc")
-    return found
+def choices_of(run: Path, benchmarks: Sequence[str] = COUNTED) -> Scores:
+    """The most likely choices; benchmarks with a single one are left out."""
+    found = {
+        name: _by_checkpoint(run, name, "choice.acc")
+        for name in benchmarks
+        if "choice.acc" in _rows(run, f"{name}.loglikelihood")
+    }
+    return {name: choices for name, choices in found.items() if (choices > 0).any(axis=None)}
 
 
 def agreement(choices: Scores, student: str, reference: str) -> float:
@@ -99,14 +101,10 @@ def agreement(choices: Scores, student: str, reference: str) -> float:
     return float(np.mean([each.astype(float).mean(skipna=False) for each in same]))
 
 
-def chance_of(page: Path, benchmarks: tuple[str, ...] = COUNTED) -> float:
+def chance_of(run: Path, benchmarks: Sequence[str] = COUNTED) -> float:
     """Mean chance level of the benchmarks."""
-    found = []
-    for name in benchmarks:
-        (path,) = page.glob(f"samples/**/{name}.loglikelihood*.parquet")
-        rows = pd.read_parquet(path, columns=["doc_id", "chance"]).drop_duplicates("doc_id")
-        found.append(rows["chance"].mean())
-    return float(np.mean(found))
+    rows = (_rows(run, f"{name}.loglikelihood").drop_duplicates("doc_id") for name in benchmarks)
+    return float(np.mean([each["chance"].mean() for each in rows]))
 
 
 def _percent(value: float) -> str:
@@ -115,10 +113,11 @@ def _percent(value: float) -> str:
 
 def describe(page: Path, draws: int, extra: tuple[str, ...] = ()) -> None:
     """Print one line per student, then ceilings and correlations."""
-    scores, needles, chance = scores_of(page), needles_of(page), chance_of(page)
-    choices, means = choices_of(page), macro(scores)
+    run = page / "samples"
+    scores, needles, chance = scores_of(run), needles_of(run), chance_of(run)
+    choices, means = choices_of(run), macro(scores)
     (teacher,) = (name for name in means.index if "Q4_1" in name)
-    more = macro({**scores, **scores_of(page, extra)}) if extra else None
+    more = macro({**scores, **scores_of(run, extra)}) if extra else None
     documents = sum(len(frame) for frame in scores.values())
     print(f"{page.relative_to(RESULTS)}: {documents:,} documents of {', '.join(scores)}")
     for student in means.drop(teacher).sort_values(ascending=False).index:

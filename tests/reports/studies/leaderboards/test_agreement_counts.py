@@ -1,4 +1,4 @@
-"""The comparison of agreement by loops and by the reports."""
+"""The comparison of agreement by pandas and by the reports."""
 
 from pathlib import Path
 

@@ -26,7 +26,8 @@ from evalsuite.reports.studies.leaderboards.leaderboard_numbers import (
 def test_leaderboard_counts_each_request_once_and_none_that_is_barred(page: Path, count: int) -> None:
     table = pd.read_csv(page / "leaderboard.csv")
     table = table[(table["protocol"] == "loglikelihood") & (table["scope"] == "informative")]
-    scores, chance = scores_of(page), chance_of(page)
+    run = page / "samples"
+    scores, chance = scores_of(run), chance_of(run)
     means = macro(scores)
     (teacher,) = table.loc[table["role"] == "teacher", "label"]
     students = table[table["role"] == "student"].set_index("label")
@@ -37,10 +38,10 @@ def test_leaderboard_counts_each_request_once_and_none_that_is_barred(page: Path
     assert students["chance_normalized_recovery"].to_numpy() == pytest.approx(lead.to_numpy(), abs=1e-9)
     kept = [retained(scores, student, teacher) for student in students.index]
     assert students["retained"].to_numpy() == pytest.approx(kept, abs=1e-9)
-    choices = choices_of(page)
+    choices = choices_of(run)
     same = [agreement(choices, student, teacher) for student in students.index]
     assert students["agreement"].to_numpy() == pytest.approx(same, abs=1e-9, nan_ok=True)
-    needles = needles_of(page).loc[students.index]
+    needles = needles_of(run).loc[students.index]
     text = (page / "report.md").read_text()
     rhos = re.findall(rf"needles in (\w+) tokens: ([\d.]+) over {count} students", text)
     mine = {tokens(c): f"{spearmanr(own, needles[c]).statistic:.2f}" for c in needles}
