@@ -92,15 +92,12 @@ def known_benchmark(name: str) -> KnownBenchmark | None:
     if name not in known_benchmarks():
         return None
     benchmark = load_benchmark(name)
-    chance = benchmark.chance
-    if benchmark.loglikelihood is not None and benchmark.loglikelihood.chance is not None:
-        chance = benchmark.loglikelihood.chance
     return KnownBenchmark(
         title=benchmark.title,
         category=benchmark.category,
         license=benchmark.license,
         citation=benchmark.citation,
-        chance=chance,
+        chances={protocol: benchmark.chance_under(protocol) for protocol in benchmark.protocols},
         recall=recall_numbers(benchmark),
         metrics={protocol: getattr(benchmark, protocol).metric for protocol in benchmark.protocols},
     )

@@ -497,6 +497,11 @@ class Benchmark(Strict):
             found.append("generation")
         return tuple(found)
 
+    def chance_under(self, protocol: str) -> Chance:
+        """Chance level under a protocol that it has: the protocol's own, else the benchmark's."""
+        own: Chance = getattr(self, protocol).chance
+        return self.chance if own is None else own
+
 
 def _as_benchmark(item: Any) -> Benchmark:
     if not isinstance(item, Benchmark):

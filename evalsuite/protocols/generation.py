@@ -300,7 +300,7 @@ class GenerationBenchmark:
             in_reasoning: whether the prompt opens a block of reasoning.
         """
         sample, metric = self._samples[number], self._spec.metric
-        chance = self._spec.chance if self._spec.chance is not None else self._benchmark.chance
+        chance = self._benchmark.chance_under("generation")
         if chance == "per_document":
             row = self._documents[number].row
             chance = chance_of(sample.choices or (row.get("choices", ()) if self._spec.scorer else ()))

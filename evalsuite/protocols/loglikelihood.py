@@ -217,7 +217,7 @@ class LogLikelihoodBenchmark:
         )
 
     def _chance(self, choices: Sequence[Any]) -> float | None:
-        chance = self._spec.chance if self._spec.chance is not None else self._benchmark.chance
+        chance = self._benchmark.chance_under("loglikelihood")
         return chance_of(choices) if chance == "per_document" else chance
 
 

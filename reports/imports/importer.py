@@ -95,7 +95,8 @@ class KnownBenchmark:
     category: Category
     license: str = ""
     citation: str = ""
-    chance: Any = None
+    chances: Mapping[str, Any] = field(default_factory=dict)
+    """Protocol → chance level."""
     recall: Mapping[str, RecallNumber] = field(default_factory=dict)
     """Recall numbers that count it, by name."""
     metrics: Mapping[str, str] = field(default_factory=dict)

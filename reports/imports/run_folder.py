@@ -204,7 +204,7 @@ def _benchmark_plan(benchmark: ImportedBenchmark, lookup: Lookup) -> Benchmark:
     known = itself or (lookup(benchmark.group) if benchmark.group else None) or UNKNOWN
     metric = _main_metric(benchmark, known)
     is_perplexity = metric in benchmark.units
-    chance = known.chance
+    chance = known.chances.get(benchmark.protocol)
     if known is UNKNOWN and any(sample.chance is not None for sample in benchmark.samples):
         chance = "per_document"
     return Benchmark(

@@ -80,6 +80,12 @@ def test_a_known_benchmark_is_found_by_name() -> None:
     assert known_benchmark("mine") is None
 
 
+def test_a_known_benchmark_has_the_chance_level_of_each_protocol() -> None:
+    found = known_benchmark("arc_easy_text")
+    assert found is not None
+    assert found.chances == {"loglikelihood": "per_document", "generation": 0.25}
+
+
 def test_what_is_neither_a_run_nor_a_log_is_described(
     logs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

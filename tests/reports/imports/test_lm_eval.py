@@ -89,11 +89,15 @@ def test_rows_hold_choices_and_log_probabilities(tmp_path: Path) -> None:
 
 def test_a_known_benchmark_has_its_title_category_and_metric(tmp_path: Path) -> None:
     known = KnownBenchmark(
-        title="ARC", category="knowledge", chance="per_document", metrics={"loglikelihood": "acc_norm"}
+        title="ARC",
+        category="knowledge",
+        chances={"loglikelihood": "per_document", "generation": 0.25},
+        metrics={"loglikelihood": "acc_norm"},
     )
     runs = imported(tmp_path, teacher(), lookup=lambda name: known if name == "arc" else None)
     plan = build_report(runs).benchmarks
     assert [(each.title, each.category) for each in plan] == [("ARC", "knowledge"), ("swag", "other")]
+    assert plan[0].chance == "per_document"
     assert [each.protocols["loglikelihood"].metric for each in plan] == ["acc_norm", "acc"]
 
 
