@@ -291,7 +291,6 @@ def _row(
 
 
 def _shares(name: str, of: str, cell: Cell, admitted: bool) -> list[Share]:
-    equal = np.full((1, cell.documents), 1 / cell.documents)
     return [
         Share(
             name,
@@ -300,7 +299,7 @@ def _shares(name: str, of: str, cell: Cell, admitted: bool) -> list[Share]:
             cell.name,
             way,
             float(scores[way].mean()),
-            float(cell.shares(run, way, equal)[0]),
+            cell.share(run, way),
             admitted,
         )
         for run, scores in cell.runs.items()

@@ -51,6 +51,15 @@ class Cell:
             kept: Floats = 100 * (weights @ self.runs[run][way] - self.chance[way]) / lead
         return kept
 
+    def share(self, run: Run, way: str) -> float:
+        """The same with equal weights of all documents."""
+        return float(self.shares(run, way, np.full((1, self.documents), 1 / self.documents))[0])
+
+
+def mean_share(cells: Sequence[Cell], runs: Sequence[Run], way: str) -> float:
+    """Mean share over cells and runs, in percent of the teacher's lead."""
+    return float(np.mean([cell.share(run, way) for cell in cells for run in runs]))
+
 
 @dataclass(frozen=True)
 class Effect:
@@ -103,11 +112,11 @@ def effect(
     points = np.zeros(len(runs))
     drawn = np.zeros((len(runs), draws))
     for cell in cells:
-        equal = np.full((1, cell.documents), 1 / cell.documents)
-        resampled = random.multinomial(cell.documents, equal[0], draws) / cell.documents
+        equal = np.full(cell.documents, 1 / cell.documents)
+        resampled = random.multinomial(cell.documents, equal, draws) / cell.documents
         for number, run in enumerate(runs):
             for sign, way in zip((1, -1), reversed(ways), strict=False):
-                points[number] += sign * cell.shares(run, way, equal)[0] / len(cells)
+                points[number] += sign * cell.share(run, way) / len(cells)
                 drawn[number] += sign * cell.shares(run, way, resampled) / len(cells)
     groups = [[n for n, run in enumerate(runs) if run.student == student] for student in students]
     share = np.array([weights[each] if weights else 1 / len(students) for each in students])
@@ -134,12 +143,7 @@ def effect(
 
 def between(cells: Sequence[Cell], runs: Sequence[Run], ways: tuple[str, str]) -> list[Cell]:
     """Return the cells where the mean share of `runs` is between 5 and 95 % in one of the two ways."""
-
-    def share(cell: Cell, way: str) -> float:
-        equal = np.full((1, cell.documents), 1 / cell.documents)
-        return float(np.mean([cell.shares(run, way, equal)[0] for run in runs]))
-
-    return [cell for cell in cells if any(5 <= share(cell, way) <= 95 for way in ways)]
+    return [cell for cell in cells if any(5 <= mean_share([cell], runs, way) <= 95 for way in ways)]
 
 
 def detectable(

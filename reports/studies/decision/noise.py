@@ -12,7 +12,7 @@ import numpy as np
 
 from evalsuite.foundation import DataError
 from evalsuite.reports.records.score_files import read_rows, score_paths
-from evalsuite.reports.studies.decision.effects import Cell, Floats, Run
+from evalsuite.reports.studies.decision.effects import Cell, Floats, Run, mean_share
 from evalsuite.reports.studies.decision.protocol import Protocol
 
 CONTRAST = "distractors"
@@ -91,7 +91,7 @@ def noise_alone(
         own = [each for each in runs if protocol.teachers[name].students[each.student] == family]
         if not own:
             continue
-        kept = {way: _mean_share(cells, own, way) for way in (hard, easy)}
+        kept = {way: mean_share(cells, own, way) for way in (hard, easy)}
         low, high = 0.0, MOST
         for _ in range(30):
             middle = (low + high) / 2
@@ -121,8 +121,3 @@ def read_choices(run: Path, protocol: Protocol, half: str, label: str, cell: str
 
 def _first(gold: int | Sequence[int]) -> int:
     return gold if isinstance(gold, int) else int(gold[0])
-
-
-def _mean_share(cells: Sequence[Cell], runs: Sequence[Run], way: str) -> float:
-    equal = {cell.name: np.full((1, cell.documents), 1 / cell.documents) for cell in cells}
-    return float(np.mean([cell.shares(run, way, equal[cell.name])[0] for cell in cells for run in runs]))

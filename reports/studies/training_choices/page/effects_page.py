@@ -30,10 +30,12 @@ from evalsuite.reports.studies.training_choices.page.tables import (
     exposures,
     has_printed_effects,
     lost_leads_table,
+    not_counted,
     orders_table,
     runs_table,
     teacher_table,
     with_interval,
+    write_tables,
 )
 
 PAPER = (
@@ -50,22 +52,18 @@ def write_page(data: StudyData, out: Path, refused: Mapping[str, str] = MappingP
     """
     found = effects(data.scores, data.axes)
     parts = decompositions(data)
-    tables = {
-        table.name: table
-        for table in (
-            teacher_table(data),
-            drops_table(data),
-            lost_leads_table(data),
-            effects_table(data, found),
-            choices_table(data),
-            orders_table(data),
-            decomposition_table(parts),
-            exposure_table(exposures(data)),
-            runs_table(data),
-        )
-    }
-    for table in tables.values():
-        table.write(out)
+    tables = write_tables(
+        out,
+        teacher_table(data),
+        drops_table(data),
+        lost_leads_table(data),
+        effects_table(data, found),
+        choices_table(data),
+        orders_table(data),
+        decomposition_table(parts),
+        exposure_table(exposures(data)),
+        runs_table(data),
+    )
     write_text(out / "drops.svg", draw_drops(base_drops(data)))
     if found:
         write_text(out / "effects.svg", draw(found))
@@ -106,11 +104,7 @@ def _page(data: StudyData, tables: Mapping[str, Table], refused: Mapping[str, st
         "95 % intervals cover runs (variance pooled over arms) and documents.",
         "## Teacher",
         tables["teacher"].markdown(),
-        *(
-            ["\n".join(f"- Not counted: {title}: {why}." for title, why in refused.items())]
-            if refused
-            else []
-        ),
+        *not_counted(refused),
         "## Drop and gap of the base",
         "![Drop under both protocols, in points](drops.svg)",
         tables["drops"].markdown(),

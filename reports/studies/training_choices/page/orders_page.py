@@ -15,9 +15,11 @@ from evalsuite.reports.studies.training_choices.page.reading import StudyData
 from evalsuite.reports.studies.training_choices.page.tables import (
     Table,
     drops_table,
+    not_counted,
     runs_table,
     teacher_table,
     with_interval,
+    write_tables,
 )
 
 READINGS = {"all": "in every mixer", "published": "where published"}
@@ -31,18 +33,14 @@ def write_orders_page(data: StudyData, out: Path, refused: Mapping[str, str] = M
     """
     found = effects(data.scores, data.axes)
     pairs = [pair for protocol in PROTOCOLS for pair in pair_orders(data.scores, data.axes, protocol)]
-    tables = {
-        table.name: table
-        for table in (
-            teacher_table(data),
-            drops_table(data),
-            defects_table(data, found),
-            pairs_table(pairs),
-            runs_table(data),
-        )
-    }
-    for table in tables.values():
-        table.write(out)
+    tables = write_tables(
+        out,
+        teacher_table(data),
+        drops_table(data),
+        defects_table(data, found),
+        pairs_table(pairs),
+        runs_table(data),
+    )
     write_text(out / "effects.svg", draw(found))
     page = out / "README.md"
     write_text(page, _page(data, tables, pairs, refused))
@@ -116,7 +114,7 @@ def _page(
         "95 % intervals cover runs (variance pooled over defects) and documents.",
         "## Teacher",
         tables["teacher"].markdown(),
-        *(["\n".join(f"- Not counted: {t}: {why}." for t, why in refused.items())] if refused else []),
+        *not_counted(refused),
         "## Mixers without defects",
         tables["drops"].markdown(),
         "## Effect of each defect",

@@ -25,6 +25,7 @@ from evalsuite.reports.studies.training_choices.page.tables import (
     runs_table,
     teacher_table,
     with_interval,
+    write_tables,
 )
 
 CHARTS = "states.html"
@@ -51,17 +52,13 @@ def write_states_page(data: StudyData, out: Path, refused: Mapping[str, str] = M
     states = state_bytes(data)
     slopes = state_slopes(data.scores, states)
     notes = limits(data, slopes, refused)
-    tables = {
-        table.name: table
-        for table in (
-            teacher_table(data),
-            slopes_table(data, slopes),
-            sizes_table(data, states),
-            state_runs_table(data, states),
-        )
-    }
-    for table in tables.values():
-        table.write(out)
+    tables = write_tables(
+        out,
+        teacher_table(data),
+        slopes_table(data, slopes),
+        sizes_table(data, states),
+        state_runs_table(data, states),
+    )
     write_text(out / CHARTS, _charts(data, tables, slopes, notes))
     page = out / "README.md"
     write_text(page, _page(data, tables, slopes, notes))

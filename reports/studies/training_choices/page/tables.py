@@ -48,9 +48,18 @@ class Table:
         """Return the table."""
         return table(list(self.columns), [list(row) for row in self.rows])
 
-    def write(self, out: Path) -> None:
-        """Write NAME.csv into the folder of its page."""
-        write_csv(out / f"{self.name}.csv", self.columns, self.rows)
+
+def write_tables(out: Path, *tables: Table) -> dict[str, Table]:
+    """Write tables as CSV into the folder of their page; return them by name."""
+    for each in tables:
+        write_csv(out / f"{each.name}.csv", each.columns, each.rows)
+    return {each.name: each for each in tables}
+
+
+def not_counted(refused: Mapping[str, str]) -> list[str]:
+    """The list of benchmarks that are not admitted, by title, and why; nothing without any."""
+    lines = [f"- Not counted: {title}: {why}." for title, why in refused.items()]
+    return ["\n".join(lines)] if lines else []
 
 
 def with_interval(interval: Interval) -> str:
