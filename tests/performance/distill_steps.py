@@ -49,6 +49,27 @@ class Timing:
     loss: float
 
 
+def random_tokens(
+    vocab_size: int, batch_size: int, seq_len: int, seed: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Random input ids and labels [batch_size, T]."""
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randint(0, vocab_size, (batch_size, seq_len + 1), generator=generator)
+    return drawn[:, :-1].contiguous().to(device), drawn[:, 1:].contiguous().to(device)
+
+
+def utilization(rate: float, flops: float, group: ProcessGroup) -> tuple[float, float | None]:
+    """TFLOP/s of one GPU, and their share of the vendor's dense peak, if that is known.
+
+    Args:
+        rate: tokens per second of all GPUs.
+        flops: per token.
+        group: its GPUs.
+    """
+    per_gpu, peak = rate * flops / group.world_size, peak_flops(group.device_name)
+    return per_gpu / 1e12, None if peak is None else per_gpu / peak
+
+
 class WeightsOf:
     """`Weights` of a model that is in memory."""
 
@@ -133,11 +154,7 @@ class Bench:
 
     def tokens(self, seed: int, batch_size: int) -> tuple[Tensor, Tensor]:
         """Random input ids and labels [batch_size, T], identical in every process."""
-        generator = torch.Generator().manual_seed(seed)
-        drawn = torch.randint(
-            0, self.shape.config.vocab_size, (batch_size, self.seq_len + 1), generator=generator
-        )
-        return drawn[:, :-1].contiguous().to(self.device), drawn[:, 1:].contiguous().to(self.device)
+        return random_tokens(self.shape.config.vocab_size, batch_size, self.seq_len, seed, self.device)
 
     def global_batch(self, micro_batch_size: int, *, seed: int, batch_size: int) -> GlobalBatch:
         """This process's share of a batch of `batch_size` sequences over all GPUs."""
@@ -258,7 +275,7 @@ class Bench:
         seconds = time.perf_counter() - started
         world_size = self.process_group.world_size
         rate = self.steps * batch_size * world_size * self.seq_len / seconds
-        peak = peak_flops(self.process_group.device_name)
+        tflops, mfu = utilization(rate, flops, self.process_group)
         return Timing(
             name=name,
             students=students,
@@ -269,7 +286,7 @@ class Bench:
             tokens_per_second=rate,
             peak_gigabytes=torch.cuda.max_memory_allocated() / 1e9 if cuda else None,
             reserved_gigabytes=torch.cuda.max_memory_reserved() / 1e9 if cuda else None,
-            tflops=rate * flops / world_size / 1e12,
-            mfu=None if peak is None else rate * flops / world_size / peak,
+            tflops=tflops,
+            mfu=mfu,
             loss=last_loss,
         )

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from evalsuite.reports.studies.throughput import large_models
+from tests.performance import large_models
 
 TINY = ["--shape", "tiny", "--seq", "16", "--sequences", "2", "--micro-batches", "2", "--device", "cpu"]
 TINY += ["--warmup", "1", "--steps", "2"]

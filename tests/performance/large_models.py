@@ -4,8 +4,8 @@ Times the trainer's own steps of knowledge distillation on random tokens, with r
 on the GPU, and prints one JSON object. Options choose what saves memory. Under `torchrun`, every GPU takes
 `--sequences` sequences, and `--sharded` shards teacher and student:
 
-    python -m evalsuite.reports.studies.throughput.large_models --shape qwen3-4b --sequences 16
-    torchrun --nproc-per-node 2 -m evalsuite.reports.studies.throughput.large_models --shape qwen3-8b …
+    python -m tests.performance.large_models --shape qwen3-4b --sequences 16
+    torchrun --nproc-per-node 2 -m tests.performance.large_models --shape qwen3-8b …
 """
 
 import argparse
@@ -36,8 +36,9 @@ from evalsuite.foundation.parser import Parser
 from evalsuite.models.benchmark.random_models import FORM, parse_student, read_shape, shape_names
 from evalsuite.models.decoder import StudentConfig, StudentForCausalLM
 from evalsuite.models.decoder.config import decoder_config
-from evalsuite.models.decoder.cost import ModelCost, peak_flops
+from evalsuite.models.decoder.cost import ModelCost
 from evalsuite.models.decoder.deferred_init import DrawnWeights, replace_parameters
+from tests.performance.distill_steps import random_tokens, utilization
 
 TINY = {
     "hidden_size": 64,
@@ -115,12 +116,9 @@ def build(options: argparse.Namespace, config: Any, stage: Stage, group: Process
 
 def random_batch(options: argparse.Namespace, vocab_size: int, group: ProcessGroup) -> GlobalBatch:
     """This process's share of a batch of random tokens."""
-    generator = torch.Generator().manual_seed(group.rank)
-    tokens = torch.randint(0, vocab_size, (options.sequences, options.seq + 1), generator=generator)
-    batches = [
-        MicroBatch(rows[:, :-1].contiguous().to(group.device), rows[:, 1:].contiguous().to(group.device))
-        for rows in tokens.chunk(options.micro_batches)
-    ]
+    tokens = random_tokens(vocab_size, options.sequences, options.seq, group.rank, group.device)
+    parts = (each.chunk(options.micro_batches) for each in tokens)
+    batches = [MicroBatch(*pair) for pair in zip(*parts, strict=True)]
     count = options.sequences * options.seq * group.world_size
     return GlobalBatch(batches, count, count, {})
 
@@ -203,7 +201,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rate = batch.tokens / median
     students = [ModelCost.of(student.config)]
     flops = stage.flops_per_token(cost, students)
-    flops_per_second, peak = rate * flops / group.world_size, peak_flops(group.device_name)
+    tflops, mfu = utilization(rate, flops, group)
     shards = group.world_size if options.sharded else 1
     result = {
         "shape": options.shape,
@@ -217,8 +215,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "median_step_seconds": round(median, 4),
         "step_seconds": [round(value, 4) for value in seconds],
         "flops_per_token": flops,
-        "tflops": round(flops_per_second / 1e12, 4),
-        "mfu": None if peak is None else round(flops_per_second / peak, 4),
+        "tflops": round(tflops, 4),
+        "mfu": None if mfu is None else round(mfu, 4),
         "peak_gb": _peaks(group) if cuda else None,
         "estimated_gb": round(stage_memory(cost, students, stage, bf16=cuda, shards=shards) / 1e9, 1),
         "losses": losses,
