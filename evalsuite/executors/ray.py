@@ -195,7 +195,8 @@ class _Pool:
                 continue
             result = None
             for kind, value in events:
-                result = deliver(kind, value, self._channel)
+                if (delivered := deliver(kind, value, self._channel)) is not None:
+                    result = delivered
             if result is None:
                 self._poll(host, index)
                 continue
