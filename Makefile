@@ -78,7 +78,7 @@ mypy:
 	cd $(VENV) && $(abspath $(BIN))/mypy --config-file $(CURDIR)/pyproject.toml -p evalsuite
 
 unit: $(STAMP) $(VENV)/.fixtures
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not long"
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not long"
 
 test-all: test test-kernels test-vllm
 	$(BIN)/python -m pytest -m long
