@@ -6,7 +6,8 @@
 #     GPUS="0 1" WORKERS=6 host.sh start bash code/reports/studies/selection/heads.sh
 #
 # KDA in the other layers, recipe smollm2-135m-instruct-2:tokens-8m (docs/how-to/select-layers.md, Heads). Two groups of students
-# are trained at once, each on its own GPU where two are named. Selections that lie in the folder are not repeated. Smaller, on a CPU: HEADS=4 LAYERS=1 OTHERS= HEAD_OPTIONS="held_out=2" SET="stages.align.tokens=4k …" heads.sh
+# are trained at once, each on its own GPU where two are named. Selections that lie in the folder are not repeated. Smaller, on a CPU:
+# HEADS=4 LAYERS=1 OTHERS= HEAD_OPTIONS="held_out=2" SET="stages.align.tokens=4k …" heads.sh
 set -euo pipefail
 root=$PWD
 evalsuite=(python3 -m evalsuite)
