@@ -55,9 +55,10 @@ def _start(report: Report, checkpoint: int) -> int | None:
 
 def _tuning(report: Report, before: int, after: int, protocol: str) -> Tuning | None:
     teacher = report.checkpoints[before].teacher
-    if teacher is None:
+    # A named teacher can be what another checkpoint became: that one is no student of it.
+    if teacher is None or teacher == after:
         return None
-    tuned = _tuned_teacher(report, teacher, after)
+    tuned = _tuned_teacher(report, teacher, before, after)
     pool = report.of(resampled)[protocol]
     involved = {before, after, teacher, tuned}
     data = pool.of(pool.scope("tuning", range(len(pool.cells))), sorted(involved))
@@ -80,10 +81,11 @@ def _tuning(report: Report, before: int, after: int, protocol: str) -> Tuning | 
     )
 
 
-def _tuned_teacher(report: Report, teacher: int, student: int) -> int:
+def _tuned_teacher(report: Report, teacher: int, before: int, after: int) -> int:
     """What the teacher became by the recipe that tuned the student, else by any, else the teacher itself."""
-    found = [i for i in range(len(report.checkpoints)) if _start(report, i) == teacher]
-    recipe = lineage_of(report.checkpoints[student]).recipe_hash
+    others = set(range(len(report.checkpoints))) - {before, after}
+    found = [each for each in sorted(others) if _start(report, each) == teacher]
+    recipe = lineage_of(report.checkpoints[after]).recipe_hash
     return min(
         found,
         key=lambda i: lineage_of(report.checkpoints[i]).recipe_hash != recipe,

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-from evalsuite.reports import compare
+from evalsuite.reports import RunSelection, compare
 from evalsuite.reports.measures.tuning import TUNING, tunings
+from evalsuite.reports.report import build_report
 from tests.reports.conftest import SyntheticBenchmark, SyntheticCheckpoint, make_run
 
 SCORES = {
@@ -42,6 +43,17 @@ def made(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Any, bool]:
         [model(label) for label in labels],
     )
     return compare([tmp_path / "run"], tmp_path / "out").report, request.param
+
+
+def test_a_named_teacher_is_no_student_of_its_own(made: tuple[Any, bool], tmp_path: Path) -> None:
+    if not made[1]:
+        pytest.skip("has no tuned teacher")
+    report = build_report([tmp_path / "run"], RunSelection(teacher="t-tuned"))
+    label = [each.label for each in report.checkpoints]
+    for row in (rows := tunings(report)):
+        assert (label[row.before], label[row.after]) == ("s", "s-tuned")
+        assert label[row.teacher_before] == label[row.teacher_after] == "t-tuned"
+    assert len(rows) == 2
 
 
 def test_the_change_is_the_drop_after_less_the_drop_before(made: tuple[Any, bool]) -> None:
