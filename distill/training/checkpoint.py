@@ -116,7 +116,9 @@ class Checkpointer:
 
     def _write(self, number: int, tensors: dict[str, Tensor], state: dict[str, Any], alone: bool) -> None:
         target, no_dist = state_path(self.folder, number), alone or self._group is None
-        writer = dcp.FileSystemWriter(target)
+        # What is staged is on the CPU. Copying ahead would wait for the device, which a thread must not do
+        # while the main one captures a graph.
+        writer = dcp.FileSystemWriter(target, per_thread_copy_ahead=0)
         dcp.save(tensors, storage_writer=writer, process_group=self._group, no_dist=no_dist)
         if self._process_group.is_main:
             write_json(target / "state.json", state)
@@ -147,7 +149,8 @@ class Checkpointer:
                 return
             full = next((cause for cause in causes if isinstance(cause, (OSError, RunFolderError))), None)
             if full is None:
-                raise
+                # torch's own is no `Exception`, and would pass everything that reports one.
+                raise causes[0] from error
             raise RunFolderError(f"{target}: the training state cannot be written ({full})") from error
         if not alone:
             # The main process has named the state after the others had written their parts.

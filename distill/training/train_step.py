@@ -30,6 +30,7 @@ from evalsuite.distill.training.optim import (
 )
 from evalsuite.distill.types import CausalLM, GlobalBatch, MicroBatch, RolloutLosses
 from evalsuite.foundation import ConfigError
+from evalsuite.models.ops.capture import capture
 
 _log = logging.getLogger("evalsuite")
 
@@ -297,11 +298,8 @@ class TrainStep:
     def _capture(self, key: tuple[int, ...], batch: MicroBatch, num_loss_tokens: int) -> None:
         """Capture a micro-batch as a CUDA graph, without running it."""
         static = batch.clone()
-        graph = torch.cuda.CUDAGraph()
         try:
-            # The prefetch thread pins memory during capture, which other error modes reject.
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-                self._losses.backward(static, num_loss_tokens)
+            graph = capture(lambda: self._losses.backward(static, num_loss_tokens))
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:

@@ -10,6 +10,7 @@ import logging
 import torch
 
 from evalsuite.models.inference.torch.scheduler import DecodeBatch, StepFunction
+from evalsuite.models.ops.capture import capture
 
 _log = logging.getLogger(__name__)
 
@@ -53,10 +54,8 @@ class CudaGraphStep:
                 graph.replay()
 
     def _capture(self, size: tuple[int, int]) -> torch.cuda.CUDAGraph | None:
-        graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph, pool=self.pool):
-                self.batch.step(*size)
+            graph = capture(lambda: self.batch.step(*size), self.pool)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors import SafetensorError
 from torch.distributed.checkpoint import FileSystemWriter
 from transformers import PreTrainedTokenizerBase
@@ -129,12 +130,31 @@ def test_full_disk_ends_in_one_sentence_and_resumes(
     assert (out / "gated_deltanet" / "model.safetensors").is_file()
 
 
+@pytest.mark.parametrize(
+    ("owner", "name"), [(PreTrainedTokenizerBase, "save_pretrained"), (FileSystemWriter, "write_data")]
+)
 def test_programming_errors_are_not_taken_for_a_full_disk(
-    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    owner: Any, name: str, recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fail_at(monkeypatch, PreTrainedTokenizerBase, "save_pretrained", RuntimeError("shapes differ"))
+    fail_at(monkeypatch, owner, name, RuntimeError("shapes differ"))
     with pytest.raises(RuntimeError, match="shapes differ"):
         distill(recipe, tmp_path / "out", quiet=True, device="cpu")
+
+
+def test_states_are_written_without_waiting_for_a_device(
+    recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A graph that is captured meanwhile would be lost, and with it the state."""
+    real = FileSystemWriter.write_data
+
+    def with_device(*arguments: Any, **options: Any) -> Any:
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.cuda, "is_available", lambda: True)
+            patch.setattr(torch.cuda, "current_stream", lambda *_: pytest.fail("reads the device"))
+            return real(*arguments, **options)
+
+    monkeypatch.setattr(FileSystemWriter, "write_data", with_device)
+    distill(recipe, tmp_path / "out", quiet=True, device="cpu")
 
 
 def test_leftovers_of_a_kill_are_removed_on_resume(recipe: Recipe, tmp_path: Path) -> None:
