@@ -191,5 +191,5 @@ class _Pool:
     def _replace(self, process: WorkerProcess, job: int) -> None:
         """Take back the job of a process that has died, and start another one."""
         del self._running[process.pipe]
-        self._queue.put_back(job, f"with exit code {process.exit_code()}")
+        self._queue.put_back(job, process.how_it_ended())
         self._start(process.devices or "")

@@ -41,11 +41,15 @@ class WorkerProcess:
         with suppress(ConnectionError):
             self.pipe.send(value)
 
-    def exit_code(self) -> int | None:
-        """Return the exit code of a process that has died."""
-        self._process.join()
-        code: int | None = self._process.exitcode
-        return code
+    def how_it_ended(self) -> str:
+        """Say how a process ended whose pipe is closed; one that hangs after that is killed."""
+        self.wait()
+        code = self._process.exitcode
+        if code is None:
+            self._process.kill()
+            self._process.join()
+            return "with a hang at its end"
+        return f"with exit code {code}" + (" (killed; out of memory?)" if code == -signal.SIGKILL else "")
 
     def wait(self) -> None:
         """Let it release what it holds, after None was sent or it was stopped."""
@@ -87,7 +91,8 @@ def _serve(pipe: Connection, devices: str | None, warm_up: Callable[[], None] | 
         # What fails here fails again in a job, which reports it.
         with suppress(Exception):
             warm_up()
-    with suppress(EOFError, ConnectionError):
+    # Closed at once: threads of libraries can keep a process that has failed from ending.
+    with suppress(EOFError, ConnectionError), closing(pipe):
         try:
             make_worker, threads, sharing = pipe.recv()
             if devices and sharing > 1:

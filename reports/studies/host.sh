@@ -4,7 +4,7 @@
 #     host.sh unpack PART …       in a checkout: first part 0, then each other part, as they arrive
 #     host.sh start COMMAND …     run a command in the folder of what was packed, in the background; the checkout is code/; with MPS=1
 #                                 its processes share a GPU through CUDA's Multi-Process Service instead of taking turns
-#     host.sh poll SECONDS        wait for the end or so long; copy out/ without checkpoints, and logs, to $OUT
+#     host.sh poll SECONDS        wait for the end or so long; copy out/ without large files, and logs, to $OUT
 #     host.sh fetch PATH …        copy files and folders to $OUT: a teacher, or cache, Triton's tuned kernels
 #
 # A host that is left alone for half a minute is gone, with its students: queue the next poll before one has ended.
@@ -62,8 +62,10 @@ case $1 in
     while [ ! -f "$root/finished" ] && [ $(($(date +%s) - start)) -lt "$2" ]; do sleep 2; done
     cd "$root"
     # A run folder is a shard, too: it holds what there is before the end. Checkpoints stay here.
-    tar -cf - --exclude='*.safetensors' --exclude='training*' --exclude=students --exclude=responses --exclude=requests \
-      --exclude=documents --exclude=locks --exclude=.lock study.log out | xz -T0 -2 | split -b 15M - "$OUT/out.tar.xz."
+    # What is larger is weights or a training state, by whatever name.
+    find study.log out -type f -size -12M ! -name .lock \
+      ! -path '*/students/*' ! -path '*/responses/*' ! -path '*/requests/*' ! -path '*/documents/*' ! -path '*/locks/*' ! -path '*/state/*' \
+      -print0 | tar -cf - --null -T - | xz -T0 -2 | split -b 15M - "$OUT/out.tar.xz."
     for log in study.log out/*.log; do
       [ ! -f "$log" ] || { echo "== $log"; tail -c 400 "$log" | tr '\r' '\n' | tail -2; }
     done

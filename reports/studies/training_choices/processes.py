@@ -146,7 +146,8 @@ def run_study(
                 pool[process] = None
                 if outcome is None:
                     del pool[process]
-                    outcome = Outcome(job.name, _loss(process), 0.0, process.devices)
+                    how = f"its process ended {process.how_it_ended()}"
+                    outcome = Outcome(job.name, how, 0.0, process.devices)
                 if outcome.error == HELD:
                     queue.put_back(job, jobs)
                 else:
@@ -171,12 +172,6 @@ def _outcome(process: WorkerProcess, job: Job) -> Outcome | None:
     if kind == "error":
         raise value
     return Outcome(job.name, value["error"], value["seconds"], process.devices)
-
-
-def _loss(process: WorkerProcess) -> str:
-    code = process.exit_code()
-    killed = "; killed (out of memory? fewer --workers)" if code == -9 else ""
-    return f"its process ended with code {code}{killed}"
 
 
 def _hand_out(

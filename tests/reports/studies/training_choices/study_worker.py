@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import threading
 import time
 from typing import Any
 
@@ -15,9 +16,10 @@ from evalsuite.reports.studies.training_choices.processes import HELD
 class KindWorker:
     """Ends jobs as `StudyWorker` does, by their kind.
 
-    `die` ends the process, `sleep` waits for SIGTERM, `fail` fails, `meet` waits for another `meet` in
-    another process and writes the GPU, `held` belongs to another driver the first time, `lost` until that
-    driver has finished it; `early` ends when `late` has, which needs its file.
+    `die` ends the process, `hang` fails in one whose thread goes on, `sleep` waits for SIGTERM, `fail`
+    fails, `meet` waits for another `meet` in another process and writes the GPU, `held` belongs to another
+    driver the first time, `lost` until that driver has finished it; `early` ends when `late` has, which
+    needs its file.
     """
 
     def __init__(self, setting: Setting) -> None:
@@ -32,6 +34,9 @@ class KindWorker:
         kind, out = job.name.partition("-")[0], self._out
         if kind == "die":
             os._exit(3)
+        if kind == "hang":
+            threading.Thread(target=time.sleep, args=(600,)).start()
+            sys.exit(4)
         if kind == "sleep":
             try:
                 (out / "asleep").touch()

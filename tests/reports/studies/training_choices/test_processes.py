@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from evalsuite.executors import local_process
 from evalsuite.executors.gpus import VISIBLE, visible_gpus
 from evalsuite.executors.local_process import WorkerProcess
 from evalsuite.foundation import ConfigError, RunFolderError, files
@@ -38,8 +39,11 @@ def test_jobs_start_as_soon_as_what_they_need_exists_and_finished_ones_are_skipp
     assert sorted(found) == [("early", "", 0.5, None), ("late", "", 0.5, None)]
 
 
-def test_a_failed_job_and_a_lost_process_stop_no_other(tmp_path: Path) -> None:
-    jobs = [_job(tmp_path, name) for name in ("fail-one", "die-two", "three", "four")]
+def test_a_failed_job_and_a_lost_process_stop_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_process, "END_SECONDS", 1.0)
+    jobs = [_job(tmp_path, name) for name in ("fail-one", "die-two", "hang-too", "three", "four")]
     jobs.append(_job(tmp_path, "never", "fail-one"))
     found = {
         each.name: each.error
@@ -47,7 +51,8 @@ def test_a_failed_job_and_a_lost_process_stop_no_other(tmp_path: Path) -> None:
     }
     assert found == {
         "fail-one": "a reason",
-        "die-two": "its process ended with code 3",
+        "die-two": "its process ended with exit code 3",
+        "hang-too": "its process ended with a hang at its end",
         "three": "",
         "four": "",
     }
@@ -70,7 +75,7 @@ def test_each_process_sees_one_gpu_and_a_lost_one_is_replaced_on_its_gpu(
     jobs = [_job(tmp_path, name) for name in ("die-one", "meet-two", "meet-three")]
     gpus = visible_gpus()
     found = list(run_study(_setting(tmp_path), jobs, workers=2, seconds=60, gpus=gpus, worker=KindWorker))
-    assert found[0] == ("die-one", "its process ended with code 3", 0.0, "GPU-5e")
+    assert found[0] == ("die-one", "its process ended with exit code 3", 0.0, "GPU-5e")
     assert sorted(found[1:]) == [("meet-three", "", 0.5, "GPU-5e"), ("meet-two", "", 0.5, "MIG-1f")]
     assert (tmp_path / "arrived-meet-two").read_text() == "MIG-1f"
     assert (tmp_path / "arrived-meet-three").read_text() == "GPU-5e"
