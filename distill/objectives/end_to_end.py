@@ -62,11 +62,11 @@ class EndToEndStage(Stage):
     def activation_bytes(self, student: "ModelCost", width: int) -> float:
         tokens = self.micro_batch_tokens
         logits = min(LOGITS_BYTES, 16 * tokens * student.config.vocab_size)
-        layer = tokens * student.layer_activation_bytes(width)
+        layers = student.layer_activations
+        held = sum(layers)
         if self.recomputes_blocks:
-            inputs = student.config.num_hidden_layers * tokens * student.config.hidden_size * width
-            return inputs + layer + logits
-        return student.config.num_hidden_layers * layer + logits
+            held = len(layers) * student.config.hidden_size + max(layers)
+        return width * tokens * held + logits
 
     def num_concurrent(self, students: int) -> int:
         """Several in short micro-batches."""

@@ -60,7 +60,7 @@ class LayerwiseStage(Stage):
 
     def activation_bytes(self, student: "ModelCost", width: int) -> float:
         """One layer at a time, without logits."""
-        return self.micro_batch_tokens * student.layer_activation_bytes(width)
+        return width * self.micro_batch_tokens * max(student.layer_activations)
 
     def start(
         self, teacher: "CausalLM | None", students: "Sequence[CausalLM]", device: "torch.device"

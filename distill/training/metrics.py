@@ -43,8 +43,8 @@ class GpuUsage:
 
     def measure(self, tokens: int, now: float | None = None) -> dict[str, float]:
         """Columns of `metrics.jsonl`: `tokens_per_second`, `tflops` of one GPU and `mfu`, their share of the
-        peak, since the last ones; and `memory_gb`, the peak of the process. Within `MIN_SECONDS` of the last
-        ones, the memory alone.
+        peak, since the last ones; and the process' peaks `memory_gb`, of tensors, and `reserved_gb`, of what
+        it took from the GPU. Within `MIN_SECONDS` of the last ones, the memory alone.
 
         Args:
             tokens: tokens trained on in the whole run.
@@ -63,6 +63,7 @@ class GpuUsage:
             if (peak := peak_flops(self.device)) is not None:
                 found["mfu"] = float(f"{flops / peak:.4g}")
         found["memory_gb"] = float(f"{torch.cuda.max_memory_allocated() / 1e9:.4g}")
+        found["reserved_gb"] = float(f"{torch.cuda.max_memory_reserved() / 1e9:.4g}")
         return found
 
 

@@ -20,6 +20,10 @@ SMOLLM2 = {
 }
 
 
+CONTINUED = {"gap-study-smollm2:regime-a"}
+"""They start from students of an earlier command."""
+
+
 @pytest.mark.parametrize("name", known_recipes())
 def test_every_shipped_recipe_has_a_dry_run_offline(name, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -31,7 +35,11 @@ def test_every_shipped_recipe_has_a_dry_run_offline(name, monkeypatch):
 def test_every_shipped_variant_has_a_dry_run_offline(name, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     for variant in load_recipe(name).variants:
-        check_dry_run(f"{name}:{variant}")
+        if f"{name}:{variant}" in CONTINUED:
+            with pytest.raises(ConfigError, match="the shape of 'before-regime-a/kda' is not available"):
+                check_dry_run(f"{name}:{variant}")
+        else:
+            check_dry_run(f"{name}:{variant}")
 
 
 def check_dry_run(name):

@@ -33,21 +33,24 @@ def costs(*mixers: str) -> tuple[ModelCost, list[ModelCost]]:
 
 def test_throughput_is_that_since_the_last_call(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 12_345_000_000)
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda: 13_000_000_000)
+    memory = {"memory_gb": 12.35, "reserved_gb": 13.0}
     usage = GpuUsage(flops_per_token=1e9, world_size=2, device="NVIDIA H200")
-    assert usage.measure(1000, now=5.0) == {"memory_gb": 12.35}
+    assert usage.measure(1000, now=5.0) == memory
     found = usage.measure(2_001_000, now=7.0)
-    assert found == {"tokens_per_second": 1e6, "tflops": 500.0, "mfu": 0.5056, "memory_gb": 12.35}
+    assert found == {"tokens_per_second": 1e6, "tflops": 500.0, "mfu": 0.5056, **memory}
     unknown = GpuUsage(flops_per_token=1e9)
     unknown.measure(0, now=0.0)
-    assert unknown.measure(10, now=1.0).keys() == {"tokens_per_second", "tflops", "memory_gb"}
+    assert unknown.measure(10, now=1.0).keys() == {"tokens_per_second", "tflops", *memory}
 
 
 def test_values_that_are_read_together_have_no_throughput(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last step's values are read at once after those of the step before, if the host is the bound."""
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 0)
+    for name in ("max_memory_allocated", "max_memory_reserved"):
+        monkeypatch.setattr(torch.cuda, name, lambda: 0)
     usage = GpuUsage(flops_per_token=1e9)
     usage.measure(1000, now=0.0)
-    assert usage.measure(2000, now=0.001) == {"memory_gb": 0.0}
+    assert usage.measure(2000, now=0.001) == {"memory_gb": 0.0, "reserved_gb": 0.0}
     assert usage.measure(3000, now=2.0)["tokens_per_second"] == 1000
 
 

@@ -141,9 +141,10 @@ def test_memory_grows_with_the_length_and_not_with_its_square(
     ]
     assert peaks[2] - peaks[1] == pytest.approx(2 * (peaks[1] - peaks[0]), rel=0.02)
     if objective == "kd":
-        cost = ModelCost.of(teacher.config)
+        cost = ModelCost.of(build_student(teacher, mixers, options=window, seed=1).config)
         estimates = [each.activation_bytes(cost, 4) for each in stages]
-        assert peaks[2] - peaks[1] == pytest.approx(estimates[2] - estimates[1], rel=0.5)
+        # Layers in plain torch hold more than the kernels that the estimate is of.
+        assert 0.6 < (estimates[2] - estimates[1]) / (peaks[2] - peaks[1]) < 1.2
 
 
 @pytest.mark.parametrize("span", [AttentionSpan(), AttentionSpan(window=16, sinks=2)])
@@ -170,14 +171,15 @@ def test_masks_take_what_is_estimated(teacher: Any, stage: Any) -> None:
 def test_a_stage_of_32k_tokens_fits_one_gpu(small_recipe: Any, stage: Any) -> None:
     """SmolLM2-135M, whose N parameters take 2 N bytes as the teacher, and 2 N in bf16, 4 N of master weights,
     4 N of gradients and 8 N of Adam's states as the student; four chunks of fp32 logits of 2²⁹ bytes; and of
-    each token 30 inputs of blocks of 576 numbers, and the vectors of one block or of all. One GPU of two has
+    each token 30 inputs of blocks of 576 numbers, and of one block or of all queries and outputs of 9 heads,
+    keys and values of 3, 4 vectors of the residual stream and 2 of the MLP. One GPU of two has
     half of the tokens, and a mask of 2 bytes for these by all."""
     options = {"seq_len": 32768, "batch_size": 1, "tokens": "1M"}
     stages = [stage(kind, "kd", activation_checkpointing=kind, **options) for kind in ("block", "none")]
     stages.append(stage("two", "kd", activation_checkpointing="block", sequence_parallel=2, **options))
     recipe = small_recipe("HuggingFaceTB/SmolLM2-135M", stages=stages, student={"mixers": ["softmax"]})
     block, none, two = (each.memory for each in dry_run(recipe, device="cuda").stages)
-    fixed, vectors = 20 * 134.5e6 + 4 * 2**29, 2 * (12 * 576 + 4 * 576 + 2 * 1536)
+    fixed, vectors = 20 * 134.5e6 + 4 * 2**29, 2 * (2 * (9 + 3) * 64 + 4 * 576 + 2 * 1536)
     assert block == pytest.approx(fixed + 32768 * (30 * 576 * 2 + vectors), rel=0.01)
     assert none == pytest.approx(fixed + 32768 * 30 * vectors, rel=0.01)
     mask = 2 * 16384 * 32768
