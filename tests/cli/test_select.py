@@ -78,10 +78,13 @@ def test_a_recipe_says_how_its_layers_are_selected(tmp_path, capsys):
         assert message in capsys.readouterr().err
 
 
-def test_several_budgets_are_a_file_each_and_are_compared(tmp_path, capsys):
+def test_several_mixers_and_budgets_are_a_file_each_and_are_compared(tmp_path, capsys):
     out = str(tmp_path / "u.json")
-    assert select("--selector", "uniform", "--budget", "1", "2", "--out", out) == 0
+    sizes = ("--selector", "uniform", "--budget", "1", "2")
+    assert select(*sizes, "--mixer", "gla", "kda", "--out", out) == select(*sizes, "--out", out) == 0
     files = [str(tmp_path / f"u-{k}.json") for k in (1, 2)]
+    by_mixer = [str(tmp_path / f"u-{mixer}-{k}.json") for mixer in ("gla", "kda") for k in (1, 2)]
+    assert sorted(map(str, tmp_path.glob("*.json"))) == sorted(files + by_mixer)
     capsys.readouterr()
     assert main(["show", "selections", *files]) == 0
     shown = capsys.readouterr().out

@@ -47,7 +47,7 @@ def add(commands: argparse._SubParsersAction) -> None:
         default=[],
         metavar="FILE",
         help="layers that stay softmax, as `evalsuite select` wrote them, or FILE@STEP of its search; of "
-        "several files a student each, named as they are",
+        "several files a student each, named as they are, with MIXER- before it for several mixers",
     )
     parser.add_argument(
         "--variants",
@@ -242,22 +242,22 @@ def check_starts(chosen: list[tuple[str, "Recipe", list[str] | None]], out: Path
 
 
 def layer_overrides(files: Sequence[str], mixers: Sequence[str]) -> list[str]:
-    """Settings of the softmax layers of one file, or of a named student for each of several.
+    """Settings of the softmax layers of one file, or of a named student for each of several and each mixer.
 
     Raises:
-        ConfigError: several files for several mixers, or two files of one name.
+        ConfigError: two files of one name.
     """
     if len(files) < 2:
         return [f"student.softmax_layers={json.dumps(file)}" for file in files]
-    if len(mixers) != 1:
-        raise ConfigError(
-            f"--layers: {len(files)} files need one mixer, not {', '.join(mixers)}; use --mixer"
-        )
     named = {
         re.sub(r"\.json(@(?=\d+$))?", lambda at: "-" if at[1] else "", Path(file).name): file
         for file in files
     }
     if len(named) < len(files):
         raise ConfigError("--layers: two files have the same name, which names their students")
-    students = {name: {"mixer": mixers[0], "softmax_layers": file} for name, file in named.items()}
-    return [f"student.named={json.dumps(students)}", f"student.mixers={json.dumps(list(named))}"]
+    students = {
+        f"{mixer}-{name}" if len(mixers) > 1 else name: {"mixer": mixer, "softmax_layers": file}
+        for mixer in mixers
+        for name, file in named.items()
+    }
+    return [f"student.named={json.dumps(students)}", f"student.mixers={json.dumps(list(students))}"]

@@ -1,6 +1,7 @@
 """`evalsuite select`: select the layers of a teacher that stay softmax."""
 
 import argparse
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,11 @@ def add(commands: argparse._SubParsersAction) -> None:
         "--ratio", metavar="SHARE", help="share of softmax layers (0.25), or softmax to linear (1:3)"
     )
     parser.add_argument(
-        "--mixer", metavar="M", help="mixer of the other layers during the search, instead of the recipe's"
+        "--mixer",
+        nargs="+",
+        metavar="M",
+        help="mixer of the other layers during the search, instead of the recipe's; of several a file each, "
+        "OUT with -M in its name",
     )
     parser.add_argument(
         "--option",
@@ -80,17 +85,18 @@ def run(arguments: argparse.Namespace) -> int:
     selector = load_selector(name, arguments.options, own)
     budgets: list[int | None] = list(arguments.budget or [None if sized or not planned else planned.budget])
     ratio = arguments.ratio if sized or planned is None else planned.ratio
-    for budget in budgets:
+    mixers: list[str | None] = list(arguments.mixer or [None])
+    for mixer, budget in product(mixers, budgets):
         out = arguments.out
-        if len(budgets) > 1:
-            out = out.with_stem(f"{out.stem}-{budget}")
+        for many, part in ((mixers, mixer), (budgets, budget)):
+            out = out.with_stem(f"{out.stem}-{part}") if len(many) > 1 else out
         value = select(
             recipe,
             selector,
             out,
             budget=budget,
             ratio=ratio,
-            mixer=arguments.mixer,
+            mixer=mixer,
             work=arguments.work,
             device=arguments.device,
             quiet=arguments.quiet,

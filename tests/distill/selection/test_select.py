@@ -163,8 +163,10 @@ def test_several_files_and_steps_of_a_search_are_students_of_one_run(recipe, tmp
     assert {name: each["mixers"].index("softmax") for name, each in lineages.items()} == {"ga": 1, "ga-0": 0}
     assert {name: each["selection"]["step"] for name, each in lineages.items()} == {"ga": None, "ga-0": 0}
     capsys.readouterr()
+    assert main([*common, "--mixer", "gla", "kda", "--dry-run"]) == 0
+    dry = capsys.readouterr().out
+    assert all(f"{mixer}-{name}" in dry for mixer in ("gla", "kda") for name in ("ga", "ga-0"))
     for given, message in (
-        (["--mixer", "gla", "kda"], "2 files need one mixer, not gla, kda; use --mixer"),
         (["--mixer", "gla", "--layers", f"{files[0]}@7"], "has no step 7 of a search; it has 0, 1"),
         (["--mixer", "gla", "--layers", files[0]], "two files have the same name"),
     ):
