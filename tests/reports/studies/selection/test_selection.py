@@ -16,7 +16,7 @@ from evalsuite.reports.run import read_manifest
 from evalsuite.reports.statistics.intervals import wilson
 from evalsuite.reports.statistics.paired import score_interval
 from evalsuite.reports.studies.selection import __main__ as study
-from evalsuite.reports.studies.selection import tables
+from evalsuite.reports.studies.selection import tables, transfer
 
 TINY = ["stage.mixer.tokens=1k", "stage.block.tokens=1k", "stage.kd.tokens=1k", "stage.seq_len=128"]
 BRIEF = ["num_examples=4", "num_pairs=8", "held_out=2", "snapshot_interval=1", "tokens=1k", "align_tokens=1k"]
@@ -111,6 +111,13 @@ def test_complete_study_is_resumable(tmp_path, monkeypatch):
     assert lineage["mixers"] == ["gated_deltanet"] * 3 + ["softmax"]
     monkeypatch.setattr("evalsuite.distill.training.trainer.Trainer.train", None)
     assert study.study("pocket", tmp_path, **settings) == lines
+    out = tmp_path / "students.csv"
+    assert transfer.main([str(tmp_path / "run"), "--out", str(out)]) == 0
+    rows = {row["layers"]: row for row in csv.DictReader(out.read_text().splitlines())}
+    assert set(rows) == {"", "0", "3"}
+    for line in lines:
+        shown = rows[str(line.layers[0])][f"{line.group} {line.protocol}"]
+        assert shown == f"{line.score.point:.4f}"
 
 
 @pytest.mark.long
