@@ -31,7 +31,7 @@ ROWS, LENGTH = 6, 48
 WINDOW = {"sliding_window": {"window": 7}}
 RECURRENT = [name for name, kind in MIXERS.items() if StateKind.RECURRENT in kind.state_kind]
 STUDENTS: list[dict[str, Any]] = [
-    *({"mixers": name} for name in RECURRENT),
+    *({"mixers": (RECURRENT * 2)[i : i + 3]} for i in range(0, len(RECURRENT), 3)),  # one a layer
     {"mixers": "sliding_window", "options": WINDOW},
     {"mixers": ["kda", "softmax", "gla"]},
     {"mixers": ["gla", "kda", "gla"], "softmax_heads": {1: [1], 2: [0, 3]}},
