@@ -34,7 +34,7 @@ from evalsuite.reports.statistics.power import (
 )
 
 RUN = Path(__file__).parents[1] / "fixtures" / "passing"
-PAIRS, BATCHES = 80, 25
+PAIRS, BATCHES = 80, 12
 
 
 def policy(*rules: Any, **more: Any) -> Policy:
@@ -110,7 +110,7 @@ def test_planned_rates_are_those_of_the_decision(
     threshold: float,
     tests: int,
 ) -> None:
-    """Within 3 points, the target; the simulation of 2,000 pairs has a standard error of up to 1.1."""
+    """Within 3 points, the target; the simulation of 960 pairs has a standard error of up to 1.6."""
     strata = [PlannedStratum(size, 1 / len(sizes), margin(truth, threshold)) for size in sizes]
     planned = decision_rates(strata, Level(0.025, 0.025 / tests))
     fails, passes = simulated(sizes, truth, measure, threshold, tests)
