@@ -115,6 +115,10 @@ class DivergenceConfig(Strict):
     """A smoothed loss this many times above its best value in the stage counts towards divergence."""
     patience: int = Field(default=50, gt=0)
     """Consecutive steps above that, after which training stops."""
+    floor: float = Field(default=0.1, ge=0)
+    """A smoothed loss below it is not far, whatever its best value: a student that begins at its teacher has
+    a KL of 0.002 nats, which training doubles. In nats, or shares of the teacher's power if distances are
+    normalized by it."""
 
 
 class CheckpointConfig(Strict):

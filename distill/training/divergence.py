@@ -54,14 +54,15 @@ class DivergenceStop:
             known = {"stage": self.stage.name, "smoothed": loss, "best": loss, "far": 0}
         smoothed = SMOOTHING * known["smoothed"] + (1 - SMOOTHING) * loss
         best = min(known["best"], smoothed)
-        far = known["far"] + 1 if smoothed > config.factor * best > 0 else 0
+        limit = max(config.factor * best, config.floor)
+        far = known["far"] + 1 if smoothed > limit > 0 else 0
         self.memory[label] = {"stage": self.stage.name, "smoothed": smoothed, "best": best, "far": far}
         if far >= config.patience:
             self._stop(
                 step,
                 label,
-                f"the loss has been over {config.factor:g} times its best value ({best:.4g}) for "
-                f"{config.patience} steps, and is {loss:.4g}",
+                f"the loss has been over {limit:.4g} for {config.patience} steps, its best value was "
+                f"{best:.4g}, and it is {loss:.4g}",
             )
 
     def _stop(self, step: Step, label: str, reason: str) -> None:

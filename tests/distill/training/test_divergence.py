@@ -50,12 +50,23 @@ def test_a_loss_that_stays_far_above_its_best_value_stops_training(kd: Stage, tm
     found = stop_at(new(config), [1.0, 9, 9, 9, 9, 9])
     assert found is not None
     assert found[0] == 4
-    assert "b: the loss has been over 2 times its best value (1) for 3 steps, and is 9." in found[1]
+    assert "b: the loss has been over 2 for 3 steps, its best value was 1, and it is 9." in found[1]
     saved = load_file(tmp_path / "failed" / "kd-4.safetensors")
     assert torch.equal(saved["input_ids"], TOKENS)
     assert saved.keys() == {"input_ids", "labels"}
     assert stop_at(new(config), [1.0, 9, 5, 0, 3, 0, 3]) is None
     assert stop_at(new(None), [1.0, *[9] * 99]) is None
+
+
+@pytest.mark.parametrize(("floor", "stops"), [(0.1, False), (0.0, True)])
+def test_a_student_that_begins_at_its_teacher_has_not_diverged(
+    kd: Stage, tmp_path: Path, floor: float, stops: bool
+) -> None:
+    config = DivergenceConfig(patience=3, floor=floor)
+    stop = DivergenceStop(tmp_path, kd, ["a", "b"], config, {})
+    assert (stop_at(stop, [0.002, *[0.05] * 30]) is not None) == stops
+    if not stops:
+        assert stop_at(stop, [1.0] * 30, first=31) is not None
 
 
 def test_a_restart_does_not_forget_the_best_loss(kd: Stage, tmp_path: Path) -> None:
