@@ -38,8 +38,8 @@ class AttentionShape:
 
     @property
     def num_kv_groups(self) -> int:
-        """Query heads per key and value head."""
-        return self.num_heads // self.num_kv_heads
+        """Query heads per key and value head, the most where they differ."""
+        return max(self.kv_group_sizes or [self.num_heads // self.num_kv_heads])
 
     @classmethod
     def from_attention(

@@ -94,10 +94,16 @@ def repeat_heads(x: Tensor, num_heads: int) -> Tensor:
     return x if groups == num_heads else x.repeat_interleave(num_heads // groups, 2)
 
 
-def repeat_uneven(x: Tensor, sizes: Sequence[int]) -> Tensor:
-    """[B, groups, T, D] → [B, sum of sizes, T, D], each group as often as its size says."""
-    parts = zip(x.split(1, 1), sizes, strict=True)
-    return torch.cat([part.expand(-1, size, -1, -1) for part, size in parts], 1)
+def pad_groups(x: Tensor, sizes: Sequence[int]) -> Tensor:
+    """[..., sum of sizes, D] → [..., groups · largest size, D], zeros after the heads of smaller groups."""
+    parts = x.split(list(sizes), -2)
+    return torch.cat([functional.pad(part, [0, 0, 0, max(sizes) - part.shape[-2]]) for part in parts], -2)
+
+
+def unpad_groups(x: Tensor, sizes: Sequence[int]) -> Tensor:
+    """The heads of `pad_groups` without those that were added."""
+    groups = x.unflatten(-2, (len(sizes), -1)).unbind(-3)
+    return torch.cat([group[..., :size, :] for group, size in zip(groups, sizes, strict=True)], -2)
 
 
 def num_decay_groups(head_k_dim: int, group_size: int) -> int:

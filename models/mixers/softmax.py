@@ -28,7 +28,7 @@ from evalsuite.models.mixers.interface import (
     StateKind,
     layer_cache,
 )
-from evalsuite.models.mixers.layers import add_norm, repeat_heads, repeat_uneven
+from evalsuite.models.mixers.layers import add_norm, pad_groups, repeat_heads, unpad_groups
 from evalsuite.models.mixers.window_state import attend_with_state, state_shapes
 from evalsuite.models.ops.attention import branch_attention, rotate_and_store
 from evalsuite.models.ops.numerics import soft_capped
@@ -110,7 +110,7 @@ class SoftmaxMixer(Mixer):
         self.span = self.make_span(options, window)
         # What transformers' attention functions read of a module.
         self.config: Any = attention.config
-        self.num_key_value_groups = 1 if shape.kv_group_sizes else shape.num_kv_groups
+        self.num_key_value_groups = shape.num_kv_groups
         self.is_causal = True
         self.head_dim = shape.head_dim
         self.scaling = shape.head_dim**-0.5 if shape.scaling is None else shape.scaling
@@ -196,7 +196,7 @@ class SoftmaxMixer(Mixer):
                 )
         if isinstance(attention_mask, AttentionMasks):
             mixed = self._attend_cached(hidden_states, position_embeddings, attention_mask, caches)
-            return self.o_proj(mixed.flatten(2)), None
+            return self._output(mixed), None
         shape = hidden_states.shape
         if attention_mask is not None and cu_seqlens is not None and (rows := len(attention_mask)) > 1:
             hidden_states = hidden_states.reshape(rows, -1, shape[-1])
@@ -208,7 +208,6 @@ class SoftmaxMixer(Mixer):
         q, k, v = (x.transpose(1, 2) for x in self.project(hidden_states, position_embeddings))
         if caches is not None:
             k, v = caches.update(k, v, self.layer_idx)
-        k, v = self._repeat_groups(k), self._repeat_groups(v)
         attend = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention_forward)
         mixed, weights = attend(
             self,
@@ -222,14 +221,13 @@ class SoftmaxMixer(Mixer):
             softcap=self.attention_shape.soft_cap,
             **attention,
         )
-        return self.o_proj(mixed.reshape(*shape[:-1], -1)), weights
+        return self._output(mixed.reshape(*shape[:-1], *mixed.shape[-2:])), weights
 
     @property
     def stores_keys(self) -> bool:
         """Whether one kernel rotates keys and stores them in an engine's cache, instead of about fourteen."""
         shape = self.attention_shape
         plain = shape.rotary and shape.qk_norm != "all_heads" and shape.soft_cap is None
-        plain = plain and shape.kv_group_sizes is None
         if not plain or self.span.window is not None or self.head_dim > 256 or self.head_dim % 2:
             return False
         return rotate_and_store.has_kernel(self.q_proj.weight, *self._heads)
@@ -241,12 +239,13 @@ class SoftmaxMixer(Mixer):
 
     @property
     def _heads(self) -> tuple[int, int, int]:
-        return self.attention_shape.num_heads, self.attention_shape.num_kv_heads, self.head_dim
+        shape = self.attention_shape
+        return shape.num_kv_heads * shape.num_kv_groups, shape.num_kv_heads, self.head_dim
 
-    def _repeat_groups(self, x: Tensor) -> Tensor:
-        """Keys or values [B, H / groups, T, D], or one per query head if groups differ in size."""
+    def _output(self, mixed: Tensor) -> Tensor:
+        """The layer's output of mixed values [B, T, H, D]."""
         sizes = self.attention_shape.kv_group_sizes
-        return repeat_uneven(x, sizes) if sizes else x
+        return self.o_proj((unpad_groups(mixed, sizes) if sizes else mixed).flatten(2))
 
     def _attend_cached(
         self, hidden_states: Tensor, rotary: tuple[Tensor, Tensor], masks: AttentionMasks, caches: Any
@@ -254,7 +253,7 @@ class SoftmaxMixer(Mixer):
         """Mixed values [R, T, H, D] of an engine's pass."""
         if masks.cache_places is None or not self.stores_keys:
             q, k, v = (x.transpose(1, 2) for x in self.project(hidden_states, rotary))
-            k, v = (self._repeat_groups(x) for x in caches.update(k, v, self.layer_idx))
+            k, v = caches.update(k, v, self.layer_idx)
             return masks.attend(q, k, v, self.span, self.scaling, self.attention_shape.soft_cap)
         (cos, sin), (rows, tokens) = rotary, hidden_states.shape[:2]
         query, key, value = (x.flatten(0, 1) for x in self._project(hidden_states))
@@ -287,12 +286,15 @@ class SoftmaxMixer(Mixer):
         )
         if own is not None:
             own.write(state)
-        return self.o_proj(mixed.flatten(2))
+        return self._output(mixed)
 
     def project(
         self, hidden_states: Tensor, position_embeddings: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries [B, T, H, D], keys and values [B, T, H / groups, D], normalised and rotated."""
+        """Queries [B, T, H, D], keys and values [B, T, H / groups, D], normalised and rotated.
+
+        Groups of query heads that differ in size are filled with zeros, so that keys need not be copied.
+        """
         q, k, v = self._project(hidden_states)
         if self.options.logit_scale_base:
             q = (q * position_embeddings[0].unsqueeze(2)).to(q.dtype)
@@ -312,7 +314,8 @@ class SoftmaxMixer(Mixer):
         q, k, v = (x.unflatten(-1, (-1, self.head_dim)) for x in (q, k, v))
         if norm == "head":
             q, k = self._norm(self.q_norm, q), self._norm(self.k_norm, k)
-        return q, k, v
+        sizes = self.attention_shape.kv_group_sizes
+        return pad_groups(q, sizes) if sizes else q, k, v
 
     def _norm(self, norm: nn.Module, x: Tensor) -> Tensor:
         return add_norm(norm, x, None, self.attention_shape.norm_gain)[0]
@@ -326,8 +329,9 @@ class SoftmaxMixer(Mixer):
         """Return the attention matrix [B, H, T, T] and the values [B, T, H, V] that it mixes."""
         assert position_embeddings is not None
         q, k, v = self.project(hidden_states, position_embeddings)
-        k, v = (self._repeat_groups(x.transpose(1, 2)).transpose(1, 2) for x in (k, v))
         k, v = (repeat_heads(x, q.shape[2]) for x in (k, v))
+        if sizes := self.attention_shape.kv_group_sizes:
+            q, k, v = (unpad_groups(x, sizes) for x in (q, k, v))
         scores = torch.einsum("bthd,bshd->bhts", q, k).float() * self.scaling
         return self.span.softmax(soft_capped(scores, self.attention_shape.soft_cap), token_mask), v
 

@@ -119,4 +119,4 @@ def test_a_run_that_fails_before_inference_ends_its_workers(
     with pytest.raises(ConfigError, match="batch_size"):
         evaluate(config)
     assert len(processes) == 2
-    assert [each.exit_code() for each in processes] == [-15, -15]
+    assert [each.how_it_ended() for each in processes] == ["with exit code -15"] * 2
