@@ -8,6 +8,7 @@ from typing import Any
 from evalsuite.foundation import CheckpointError, ConfigError, DataError, content_hash, read_json
 from evalsuite.foundation.context_limits import ContextLimit
 from evalsuite.foundation.typed import from_json
+from evalsuite.models.checkpoints.config import STUDENT_TYPE
 from evalsuite.models.checkpoints.location import FAILED
 from evalsuite.models.checkpoints.precision import split_precision
 from evalsuite.models.checkpoints.tokenizers import tokenizer_parts
@@ -199,11 +200,10 @@ def unique_labels(paths: Sequence[str]) -> list[str]:
 def _layers(config: Any) -> dict[str, Any]:
     """What reports cannot read from a student's layers: the place of its mixers in the taxonomy, and bytes of
     its states. Empty for other models."""
-    from evalsuite.models.decoder.config import StudentConfig
+    if config.model_type != STUDENT_TYPE:
+        return {}
     from evalsuite.models.decoder.taxonomy import state_bytes, taxonomies
 
-    if not isinstance(config, StudentConfig):
-        return {}
     places = {name: asdict(place) for name, place in taxonomies(config).items()}
     return {"taxonomy": places, "state_bytes": state_bytes(config)}
 
