@@ -218,8 +218,6 @@ class ModelCost:
         outside = 4 * config.hidden_size + 2 * int(config.intermediate_size)
         recurrent = outside + 12 * self.inner_size
         softmax = outside + 2 * (self.inner_size + int(config.num_key_value_heads) * width)
-        if self.is_foreign:
-            return (recurrent,) * int(config.num_hidden_layers)
         return tuple(
             softmax if isinstance(layer.self_attn, SoftmaxMixer) else recurrent for layer in self._layers
         )

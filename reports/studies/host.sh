@@ -62,7 +62,8 @@ case $1 in
     while [ ! -f "$root/finished" ] && [ $(($(date +%s) - start)) -lt "$2" ]; do sleep 2; done
     cd "$root"
     # A run folder is a shard, too: it holds what there is before the end. Checkpoints stay here.
-    # What is larger is weights or a training state, by whatever name.
+    # What is larger is mostly weights or a training state; a shard would have to be fetched.
+    find out -type f -size +11M -printf 'not copied: %p, %s bytes\n'
     find study.log out -type f -size -12M ! -name .lock \
       ! -path '*/students/*' ! -path '*/responses/*' ! -path '*/requests/*' ! -path '*/documents/*' ! -path '*/locks/*' ! -path '*/state/*' \
       -print0 | tar -cf - --null -T - | xz -T0 -2 | split -b 15M - "$OUT/out.tar.xz."

@@ -200,17 +200,19 @@ def test_vllm_and_two_kinds_of_positions_are_refused(make_teacher: Make) -> None
     assert kept.model.layers[0].self_attn.recurrent.num_kv_heads == 2
 
 
+@pytest.mark.parametrize("both", [False, True])
 @torch.no_grad()
 def test_layers_that_store_keys_in_place_stand_next_to_layers_that_do_not(
-    make_teacher: Make, monkeypatch: pytest.MonkeyPatch
+    make_teacher: Make, monkeypatch: pytest.MonkeyPatch, both: bool
 ) -> None:
-    """As on a GPU: one kernel stores keys where groups of heads are alike; here its reference does."""
+    """As on a GPU: one kernel stores keys, where it applies; here its reference does. Groups of the second
+    layer differ in size."""
     runner = ModelRunner(student(make_teacher).double())
-    stores = property(lambda mixer: mixer.attention_shape.kv_group_sizes is None)
+    stores = property(lambda mixer: both or mixer.attention_shape.kv_group_sizes is None)
     monkeypatch.setattr(SoftmaxMixer, "stores_keys", stores)
     monkeypatch.setattr(SoftmaxMixer, "reads_parents", True)
     first, second = (layer.self_attn.softmax for layer in runner.decoder.layers)
-    assert (first.stores_keys, second.stores_keys) == (True, False)
+    assert (first.stores_keys, second.stores_keys) == (True, both)
     runner.storing = first
     row = ids(1)[0].tolist()
     _, parent = runner.prefill([row[:5], row[:9]], keep=True)
