@@ -141,17 +141,25 @@ def kernel_errors(layer: RecurrentMixer, x: Tensor) -> Row:
     """Errors of a mixer's kernel against the torch backend, on the mixer's own recurrence inputs."""
     with torch.no_grad():
         inputs = layer.prepare(x, rotary(x.shape[1], str(x.device), x.dtype)).inputs
-    if inputs.erase is not None:
-        # The reference itself, as no kernel of fla's is chosen.
-        return {"kernel": "torch chunked"}
+    erase = inputs.erase
     tensors = {
         "q": inputs.q,
         "k": inputs.k,
         "v": inputs.v,
         "log_decay": inputs.log_decay,
         "beta": inputs.beta,
+        "read": None if erase is None else erase.read,
+        "along": None if erase is None else erase.along,
     }
-    kernel = fla_backend.kernel_for(inputs.decay_shape, delta=inputs.beta is not None, dtype=inputs.v.dtype)
+    if erase is None:
+        kernel = fla_backend.kernel_for(
+            inputs.decay_shape, delta=inputs.beta is not None, dtype=inputs.v.dtype
+        )
+    elif inputs.v.dtype == torch.float32:
+        # The reference itself.
+        return {"kernel": "torch chunked"}
+    else:
+        kernel = fla_backend.DPLR
     constants = [name for name, value in tensors.items() if value is None or value.dim() == 1]
     others = {"scale": layer.scale, **{name: tensors.pop(name) for name in constants}}
     state = torch.zeros(x.shape[0], *layer.state_shapes()["recurrent"], device=x.device)

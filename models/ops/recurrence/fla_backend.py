@@ -41,6 +41,12 @@ GLA = Kernel("chunk_gla", "fla.ops.gla", "g", "channel")
 DELTA = Kernel("chunk_delta_rule", "fla.ops.delta_rule")
 GATED_DELTA = Kernel("chunk_gated_delta_rule", "fla.ops.gated_delta_rule", "g", "scalar")
 KDA = Kernel("chunk_kda", "fla.ops.kda", "g", "channel")
+DPLR = Kernel("chunk_dplr_delta_rule", "fla.ops.generalized_delta_rule", "gk", "channel")
+"""S_t = (Diag(e^gk) + b aᵀ) S_{t-1} + k vᵀ: its a is minus ours, its b what is removed along."""
+DPLR_MIN_LOG_DECAY = -5.8
+"""Least log decay that `DPLR` gets. For pairs of tokens in the wrong order it multiplies e^(the sum of up to
+15 of them, negated) by zero, which is no number from e^88 on. A state that decays more keeps 0.3 % of itself
+instead of less, under the rounding of 16-bit inputs; float32 is for the torch backend."""
 
 # (decay shape, delta rule) → kernel.
 KERNELS: dict[tuple[DecayShape, bool], Kernel] = {
@@ -150,6 +156,10 @@ def run(kernel: Kernel, inputs: RecurrenceInputs) -> tuple[Tensor, Tensor]:
         arguments[kernel.keyword] = broadcast_decay(log_decay, kernel.decay_shape, k)
     if inputs.beta is not None:
         arguments["beta"] = inputs.beta.float()
+    if inputs.erase is not None:
+        along = k if inputs.erase.along is None else inputs.erase.along.to(k.dtype)
+        arguments |= {"a": -inputs.erase.read.to(k.dtype), "b": along}
+        arguments[kernel.keyword] = arguments[kernel.keyword].clamp(min=DPLR_MIN_LOG_DECAY)
     start = None if inputs.initial_state is None else inputs.initial_state.float()
     width, least = k.shape[-1], 1
     if kernel.name.startswith("chunk_") and torch.is_grad_enabled():
@@ -157,17 +167,18 @@ def run(kernel: Kernel, inputs: RecurrenceInputs) -> tuple[Tensor, Tensor]:
     if narrow := max(0, least - width):
         q, k = functional.pad(q, [0, narrow]), functional.pad(k, [0, narrow])
         start = None if start is None else functional.pad(start, [0, 0, 0, narrow])
-        if kernel.decay_shape == "channel":
-            arguments[kernel.keyword] = functional.pad(arguments[kernel.keyword], [0, narrow])
+        per_channel = {"a", "b"} | ({kernel.keyword} if kernel.decay_shape == "channel" else set())
+        for name in per_channel & arguments.keys():
+            arguments[name] = functional.pad(arguments[name], [0, narrow])
     # The normaliser's column of ones makes the width odd, which the kernels reject; multiples of 16 are best.
     padding = max(-v.shape[-1] % 16, least - v.shape[-1])
     if padding:  # Padding by zero columns would still copy.
         v = functional.pad(v, [0, padding])
         start = None if start is None else functional.pad(start, [0, padding])
     o, state = _function(kernel)(
-        q,
-        k,
-        v,
+        q=q,
+        k=k,
+        v=v,
         scale=inputs.scale,
         initial_state=start,
         output_final_state=True,

@@ -117,15 +117,15 @@ def _backend(inputs: RecurrenceInputs) -> tuple[str, Backend]:
     two_keys = erase is not None and erase.along is not None
     if short and recurrent.has_kernel(v, inputs.decay_shape, inputs.rule, two_keys):
         return DECODE, recurrent.load("inference")
-    if erase is not None:
-        # fla's kernels of this rule have not been compared with the reference on a GPU (test_fla_dplr.py).
-        single = length == 1 and inputs.cu_seqlens is None
-        return ("", naive_recurrent) if single else ("torch chunked", chunked)
     # Pads do not decay, so that a fixed decay becomes one per token, which other kernels compute.
     decay = inputs.decay_shape
     if decay == "head" and inputs.token_mask is not None:
         decay = "scalar"
-    if trains:
+    if erase is not None:
+        if v.dtype == torch.float32:
+            return "torch chunked", chunked
+        kernel = fla_backend.DPLR
+    elif trains:
         kernel = fla_backend.kernel_for(decay, delta=delta, dtype=v.dtype)
     else:
         kernel = fla_backend.inference_kernel_for(decay, delta=delta, dtype=v.dtype, length=length)

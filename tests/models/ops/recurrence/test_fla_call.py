@@ -1,5 +1,6 @@
 """Arguments of fla's kernels, checked by stand-ins without a GPU."""
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -7,9 +8,9 @@ import torch
 from torch import Tensor
 
 from evalsuite.foundation import ConfigError
-from evalsuite.models.ops.recurrence import RecurrenceInputs, fla_backend
+from evalsuite.models.ops.recurrence import Erase, RecurrenceInputs, fla_backend
 from evalsuite.models.ops.recurrence.chunked import chunked
-from tests.parity.kernel_accuracy import recurrence
+from tests.parity.kernel_accuracy import MAX_ERROR, recurrence, relative_error
 
 CASES = [(decay, delta) for decay in ("none", "head", "scalar", "channel") for delta in (False, True)]
 NAMES = {
@@ -18,6 +19,7 @@ NAMES = {
     "chunk_delta_rule": {"beta"},
     "chunk_gated_delta_rule": {"g", "beta"},
     "chunk_kda": {"g", "beta"},
+    "chunk_dplr_delta_rule": {"a", "b", "gk"},
 }
 PER_CHANNEL = ("chunk_gla", "chunk_kda")
 
@@ -87,3 +89,37 @@ def test_unsupported_inputs_are_rejected() -> None:
     fixed = fla_backend.kernel_for("head", delta=False, dtype=torch.float32)
     with pytest.raises(ConfigError, match="no gradient"):
         fla_backend.run(fixed, RecurrenceInputs(x, x, x, torch.zeros(1, requires_grad=True)))
+
+
+@pytest.mark.parametrize("along", [False, True])
+@pytest.mark.parametrize("decay", ["none", "head", "scalar", "channel"])
+def test_generalized_delta_rule_is_that_of_fla(
+    monkeypatch: pytest.MonkeyPatch, decay: Any, along: bool
+) -> None:
+    """S_t = (Diag(e^gk) + b aᵀ) S_{t-1} + k vᵀ, token by token, with decays that are not too small."""
+
+    def rule(q: Tensor, k: Tensor, v: Tensor, a: Tensor, b: Tensor, gk: Tensor, **given: Any) -> Any:
+        assert gk.shape == k.shape
+        assert gk.min() >= fla_backend.DPLR_MIN_LOG_DECAY
+        assert q.dtype == k.dtype == v.dtype == a.dtype == b.dtype == torch.bfloat16
+        state, outputs = given["initial_state"], []
+        for t in range(q.shape[1]):
+            kept = gk[0, t].exp()[..., None] * state
+            read = (a[0, t].float()[..., None] * state).sum(-2, keepdim=True)
+            wrote = k[0, t].float()[..., None] * v[0, t].float()[..., None, :]
+            state = kept + b[0, t].float()[..., None] * read + wrote
+            outputs.append(given["scale"] * (q[0, t].float()[..., None] * state).sum(-2))
+        return torch.cat(outputs).unsqueeze(0).bfloat16(), state
+
+    monkeypatch.setattr(fla_backend, "_function", lambda kernel: rule)
+    normal = partial(torch.randn, generator=torch.Generator().manual_seed(0))
+    q, k, v, read, other = (0.3 * normal(5, 1, 12, 2, 64)).bfloat16()
+    shapes = {"head": (2,), "scalar": (1, 12, 2), "channel": (1, 12, 2, 64)}
+    log_decay = None if decay == "none" else -normal(shapes[decay]).abs()
+    if log_decay is not None:
+        log_decay.view(-1)[0] = -30.0
+    erase = Erase(read, other if along else None)
+    inputs = RecurrenceInputs(q, k, v, log_decay, scale=0.5, initial_state=normal(1, 2, 64, 64), erase=erase)
+    found, state = fla_backend.run(fla_backend.DPLR, inputs)
+    wanted, last = chunked(inputs)
+    assert max(relative_error(found, wanted), relative_error(state, last)) <= MAX_ERROR[torch.bfloat16]
