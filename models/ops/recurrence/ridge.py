@@ -41,12 +41,22 @@ def ridge_queries(inputs: RecurrenceInputs, num_steps: int, recurrence: Recurren
     if state is not None:
         state = (state if inputs.access.slots is None else state[inputs.access.slots])[..., -width:]
     inputs = replace(inputs, v=inputs.v[..., -width:], scale=1.0, initial_state=state, access=OWN)
-    with torch.no_grad():
-        x = _solve(inputs, num_steps, recurrence)
+    x = _solve(_constant(inputs), num_steps, recurrence)
     if not torch.is_grad_enabled():
         return x
     covered, _ = recurrence(replace(inputs, q=x))
     return _Solution.apply(x, inputs.q - x - covered, inputs, num_steps, recurrence)
+
+
+def _constant(inputs: RecurrenceInputs) -> RecurrenceInputs:
+    """The same without a gradient.
+
+    With `torch.no_grad` in its place a recurrence takes its kernels for inference, which pack rows into one:
+    fla then counts chunks on the host, and a training step is no CUDA graph.
+    """
+    state = None if inputs.initial_state is None else inputs.initial_state.detach()
+    decay = None if inputs.log_decay is None else inputs.log_decay.detach()
+    return replace(inputs.with_tokens(Tensor.detach), log_decay=decay, initial_state=state)
 
 
 def _solve(inputs: RecurrenceInputs, num_steps: int, recurrence: Recurrence) -> Tensor:
@@ -114,4 +124,5 @@ class _Solution(torch.autograd.Function):
     def backward(ctx: Any, d_x: Tensor) -> Any:
         k, v, log_decay, state = ctx.saved_tensors
         inputs = RecurrenceInputs(d_x, k, v, log_decay=log_decay, initial_state=state, **ctx.layout)
-        return None, ctx.solve(inputs), None, None, None
+        with torch.enable_grad():
+            return None, ctx.solve(_constant(inputs)), None, None, None

@@ -20,7 +20,16 @@ def cuda():
         pytest.skip("no CUDA device")
 
 
-def test_replayed_micro_batches_train_as_eager_ones(tokenizer, stage):
+# More students than run at a time, so that two of them share a stream; and longer sequences than kernels for
+# short ones take, with which a solver of its own in each layer is captured.
+@pytest.mark.parametrize(
+    ("mixers", "length"),
+    [
+        (("gated_deltanet", "gla", "linear_attention", "retnet", "kda"), 64),
+        (("mesanet", "rwkv7", "comba", "gated_deltanet_2"), 256),
+    ],
+)
+def test_replayed_micro_batches_train_as_eager_ones(tokenizer, stage, mixers, length):
     process_group = ProcessGroup("cuda")
     # The shape of SmolLM2-135M, for which kernels may already be autotuned.
     architecture = ArchitectureConfig(
@@ -31,35 +40,35 @@ def test_replayed_micro_batches_train_as_eager_ones(tokenizer, stage):
         num_key_value_heads=3,
         head_dim=64,
         intermediate_size=128,
-        max_position_embeddings=128,
+        max_position_embeddings=256,
     )
     teacher = build_random_model(architecture, len(tokenizer), tokenizer, 0)
     teacher = teacher.cuda().eval().requires_grad_(False)
     for parameter in teacher.parameters():
         parameter.data = parameter.data.bfloat16()
     normalized = {"alignment_loss": {"normalize_by_teacher": True}}
-    # More students than run at a time, so that two of them share a stream.
     for objective, options in (
         ("attention_output", {}),
         ("attention_output", normalized),
         ("kd", {}),
         ("kd", {"activation_checkpointing": "block"}),
     ):
-        chosen = Stage.model_validate(stage("s", objective, tokens=12800, **options))
+        chosen = Stage.model_validate(stage("s", objective, tokens=200 * length, seq_len=length, **options))
         curves = []
         for cuda_graphs in (False, True):
             train_states = [
                 StudentTrainState(mixer, build_student(teacher, mixer).train(), torch.bfloat16)
-                for mixer in ("gated_deltanet", "gla", "linear_attention", "retnet", "kda")
+                for mixer in mixers
             ]
             for train_state in train_states:
                 train_state.begin_stage(chosen)
             train_step = TrainStep(teacher, train_states, chosen, process_group, cuda_graphs=cuda_graphs)
-            tokens = torch.randint(0, 500, (8, 2, 65), generator=torch.Generator().manual_seed(0)).cuda()
+            drawn = torch.Generator().manual_seed(0)
+            tokens = torch.randint(0, 500, (8, 2, length + 1), generator=drawn).cuda()
             curve = []
             for step, sequences in enumerate(tokens):
                 batch = MicroBatch(sequences[:, :-1].contiguous(), sequences[:, 1:].contiguous())
-                curve += train_step(GlobalBatch([batch], 128, 128, {}), step)["loss"].tolist()
+                curve += train_step(GlobalBatch([batch], 2 * length, 2 * length, {}), step)["loss"].tolist()
             assert bool(train_step._captured) is cuda_graphs
             curves.append(curve)
         assert curves[0] == pytest.approx(curves[1], rel=2e-2)

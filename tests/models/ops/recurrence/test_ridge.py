@@ -127,3 +127,17 @@ def test_memory_does_not_grow_with_the_steps() -> None:
     with torch.no_grad():
         ridge_queries(inputs, 5, counting)
     assert len(calls) == 5
+
+
+def test_training_takes_no_kernel_for_inference() -> None:
+    """Those count on the host, which a CUDA graph of a training step cannot record."""
+    modes: list[bool] = []
+
+    def noting(inputs: RecurrenceInputs) -> tuple[Tensor, Tensor]:
+        modes.append(torch.is_grad_enabled())
+        return compute_recurrence(inputs)
+
+    q, k, v, log_decay, beta = (x.requires_grad_() for x in draw(1, 20))
+    inputs = RecurrenceInputs(q, beta[..., None] * k, torch.cat([v, k], -1), log_decay=log_decay)
+    ridge_queries(inputs, 5, noting).sum().backward()
+    assert modes == [True] * 11
