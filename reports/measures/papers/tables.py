@@ -9,7 +9,15 @@ from evalsuite.foundation.taxonomy import PROTOCOLS
 from evalsuite.reports import formatting
 from evalsuite.reports.blocks import Texts, chip
 from evalsuite.reports.figures.figure import Values
-from evalsuite.reports.references.papers import BENCHMARKS, MEANS, PaperScore, macro_gap, paper_scores
+from evalsuite.reports.references.papers import (
+    BENCHMARKS,
+    MEANS,
+    TABLE_MEANS,
+    PaperScore,
+    macro_gap,
+    macro_recovery,
+    paper_scores,
+)
 from evalsuite.reports.report import Report
 from evalsuite.reports.table import csv_text
 
@@ -17,6 +25,8 @@ FRACTION = "score (0-1)"
 """Metric of scores that are printed as fractions, not percentages."""
 GAP = ("gendistill_2026", "Table 1")
 """Source of the protocol gap."""
+RECOVERY = "RECOV."
+"""Of `TABLE_MEANS`, the percentage of the teacher's mean; the others are means."""
 DROPS = ("drop, log-likelihood", "drop, generation", "gap")
 """Last columns of a table with both protocols: points, over the benchmarks that it has under both."""
 
@@ -48,6 +58,8 @@ class PaperTable:
     figures: Mapping[Place, PaperScore]
     """A printed score of each column, which tells its unit."""
     lines: tuple[PaperLine, ...]
+    means: Mapping[str, str]
+    """Columns that summarize the others, over those of them that are there: header → name in the paper."""
 
     @property
     def protocols(self) -> tuple[str, ...]:
@@ -62,7 +74,7 @@ class PaperTable:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Headers of the scores, and of the drops if there are both protocols."""
+        """Headers of the scores, of what summarizes them, and of the drops if there are both protocols."""
         both = len(self.protocols) > 1
         names = [
             name
@@ -70,34 +82,51 @@ class PaperTable:
             + (f", {formatting.PROTOCOL_TITLES[protocol]}" if both else "")
             for protocol, name, context in self.figures
         ]
-        return (*names, *(DROPS if both else ()))
+        return (*names, *self.means, *(DROPS if both else ()))
 
     def values(self, line: PaperLine) -> list[float | None]:
         """The values of `columns`; None where a score is missing."""
         scores = [line.scores.get(place) for place in self.figures]
-        return [*scores, *(self._drops(line) if len(self.protocols) > 1 else ())]
+        means = [self._mean(line, name) for name in self.means.values()]
+        return [*scores, *means, *(self._drops(line) if len(self.protocols) > 1 else ())]
+
+    def _mean(self, line: PaperLine, name: str) -> float | None:
+        """A line's mean, or the percentage of its teacher's that it is; None where a score is missing."""
+        compared = self._teacher(line) if name == RECOVERY and line.role != "teacher" else line
+        if compared is None or any(self.figures.keys() - each.scores for each in (line, compared)):
+            return None
+        own, other = (list(each.scores.values()) for each in (line, compared))
+        if name != RECOVERY:
+            return sum(own) / len(own)
+        found = macro_recovery(own, other)
+        return None if found is None else 100 * found
+
+    def _teacher(self, line: PaperLine) -> PaperLine | None:
+        """The line that a student is compared with."""
+        teachers = [each for each in self.lines if (each.origin, each.model) == (line.origin, line.teacher)]
+        return teachers[0] if teachers else None
 
     def _drops(self, line: PaperLine) -> Sequence[float | None]:
         """Drops under both protocols and their gap; None for a teacher, or where a score is missing."""
-        teachers = [each for each in self.lines if (each.origin, each.model) == (line.origin, line.teacher)]
+        teacher = self._teacher(line)
         first, second = (
             {(name, context) for protocol, name, context in self.figures if protocol == each}
             for each in PROTOCOLS
         )
         shared = sorted(first & second, key=str)
         needed = {(protocol, *key) for protocol in PROTOCOLS for key in shared}
-        if not shared or not teachers or any(needed - set(each.scores) for each in (line, teachers[0])):
+        if not shared or teacher is None or any(needed - set(each.scores) for each in (line, teacher)):
             return [None] * len(DROPS)
 
         def of(each: PaperLine) -> tuple[list[float], list[float]]:
             first, second = ([each.scores[protocol, *key] for key in shared] for protocol in PROTOCOLS)
             return first, second
 
-        return macro_gap(of(line), of(teachers[0]))
+        return macro_gap(of(line), of(teacher))
 
     def cells(self, line: PaperLine) -> list[str]:
         """The values as text: printed scores as they are, ours with as many digits."""
-        figures = [*self.figures.values(), *[None] * len(DROPS)]
+        figures = [*self.figures.values(), *[None] * (len(self.means) + len(DROPS))]
         return [
             _text(value, figure, line.origin)
             for value, figure in zip(self.values(line), figures, strict=False)
@@ -127,9 +156,9 @@ def paper_tables(report: Report) -> list[PaperTable]:
     """All tables that share a benchmark and a protocol with the report, the user's own first."""
     found: dict[tuple[str, str], list[PaperScore]] = {}
     for figure in (*report.of(printed_scores), *paper_scores()):
-        if _is_in_report(report, figure):
-            found.setdefault((figure.source, figure.table), []).append(figure)
-    return [_table(report, figures) for figures in found.values()]
+        found.setdefault((figure.source, figure.table), []).append(figure)
+    shared = {key: [each for each in all_ if _is_in_report(report, each)] for key, all_ in found.items()}
+    return [_table(report, figures, found[key]) for key, figures in shared.items() if figures]
 
 
 def _names(benchmark: str) -> tuple[str, ...]:
@@ -156,7 +185,8 @@ def _name(figure: PaperScore) -> str:
     return "_".join(re.findall(r"[a-z0-9]+", f"{figure.source} {figure.table}".lower()))
 
 
-def _table(report: Report, figures: Sequence[PaperScore]) -> PaperTable:
+def _table(report: Report, figures: Sequence[PaperScore], printed: Sequence[PaperScore]) -> PaperTable:
+    """The table of the figures of a printed one whose benchmarks the report has."""
     ordered = sorted(figures, key=lambda figure: PROTOCOLS.index(figure.protocol))
     columns: dict[Place, PaperScore] = {}
     for figure in ordered:
@@ -181,7 +211,16 @@ def _table(report: Report, figures: Sequence[PaperScore]) -> PaperTable:
         citation=first.citation,
         figures=columns,
         lines=(*_ours(report, columns), *theirs),
+        means=_means(columns, printed),
     )
+
+
+def _means(columns: Mapping[Place, PaperScore], printed: Sequence[PaperScore]) -> Mapping[str, str]:
+    """`PaperTable.means`, which papers print for columns of one unit and one protocol."""
+    every = {_place(each) for each in printed if each.benchmark not in TABLE_MEANS}
+    part = "" if len(columns) == len(every) else f" of these {len(columns)}"
+    names = [each.benchmark for each in printed if each.benchmark in TABLE_MEANS]
+    return {f"{name}{part}": name for name in names} if len(columns) > 1 else {}
 
 
 def _place(figure: PaperScore) -> Place:

@@ -9,6 +9,7 @@ from evalsuite.foundation import DataError
 from evalsuite.reports import compare
 from evalsuite.reports.blocks import chip
 from evalsuite.reports.measures.papers.tables import DROPS, paper_tables
+from evalsuite.reports.references.papers import TABLE_MEANS, paper_scores
 from evalsuite.reports.references.printed import read_printed
 from evalsuite.reports.report import Report, build_report
 from tests.reports.conftest import SyntheticBenchmark, SyntheticCheckpoint, make_run
@@ -59,6 +60,43 @@ def test_fractions_where_the_paper_prints_fractions(report: Report) -> None:
     columns, rows = rows_of(report, "ICLR 2026, Table 5")
     (point,) = (r.score.point for r in report.scores if (r.checkpoint, r.benchmark) == (1, "fda"))
     assert rows["student"][columns.index("FDA")] == f"{point:.4f}"
+
+
+TASKS = ("lambada_openai", "winogrande", "arc_easy", "arc_challenge", "piqa", "hellaswag", "bear")
+
+
+@pytest.mark.parametrize("tasks", [TASKS, TASKS[:3]])
+def test_means_and_recovery_are_those_that_the_paper_prints(tmp_path: Path, tasks: tuple[str, ...]) -> None:
+    benchmarks = [
+        SyntheticBenchmark(name, name, "knowledge", 40, 0.0, (), ("loglikelihood",)) for name in tasks
+    ]
+    report = build_report([make_run(tmp_path, benchmarks, {"teacher": 0.9, "student": 0.6})])
+    (table,) = (each for each in paper_tables(report) if "2504.14366, Table 5," in each.label)
+    part = "" if tasks == TASKS else " of these 3"
+    mean, recovery = f"AVG.{part}", f"RECOV.{part}"
+    assert table.columns[-2:] == (mean, recovery)
+    rows = {line.model: dict(zip(table.columns, table.values(line), strict=True)) for line in table.lines}
+    ours = {
+        name: [100 * r.score.point for r in report.scores if r.checkpoint == i]
+        for i, name in enumerate(rows)
+        if i < 2
+    }
+    for name, scores in ours.items():
+        assert rows[name][mean] == pytest.approx(sum(scores) / len(tasks))
+        assert rows[name][recovery] == pytest.approx(100 * sum(scores) / sum(ours["teacher"]))
+    printed = [
+        each for each in paper_scores() if (each.source, each.table) == ("linearizing_2025", "Table 5")
+    ]
+    compared = 0
+    for each in printed:
+        if tasks == TASKS and each.benchmark in TABLE_MEANS:
+            line = next(name for name in rows if name in (each.model, f"{each.model}, {each.scale}"))
+            assert rows[line][each.benchmark] == pytest.approx(each.value, abs=0.06), (
+                each.model,
+                each.benchmark,
+            )
+            compared += 1
+    assert compared == (48 if tasks == TASKS else 0)
 
 
 @pytest.fixture(scope="module")
