@@ -15,8 +15,16 @@ from evalsuite.foundation import ConfigError
 from evalsuite.models.decoder.config import decoder_config
 from evalsuite.models.decoder.measured_layers import MeasuredLayer, measure_layers, weights_in_products
 from evalsuite.models.decoder.model import StudentForCausalLM
-from evalsuite.models.mixers import AttentionSpan, CacheSpec
-from evalsuite.models.mixers.softmax import SoftmaxMixer
+from evalsuite.models.mixers import (
+    MIXERS,
+    AttentionSpan,
+    CacheSpec,
+    RecurrenceInputs,
+    RecurrentMixer,
+    SoftmaxHeadsMixer,
+    SoftmaxMixer,
+)
+from evalsuite.models.ops.recurrence import naive_recurrent
 
 PEAK_FLOPS = {
     "H100 NVL": 835e12,
@@ -209,18 +217,29 @@ class ModelCost:
     def layer_activations(self) -> tuple[int, ...]:
         """Numbers of one token that the backward pass needs of each layer.
 
-        About 4 vectors of the residual stream and 2 of the MLP; queries, keys, values and outputs of softmax
-        attention, or about 12 vectors of the heads of other mixers. Measured in bf16 for 32,768 tokens, with
-        all else that a stage holds: in SmolLM2-135M's shape 20.3 GB for softmax attention and 28.6 GB for
-        Gated DeltaNet, in Qwen3-0.6B's, whose heads are twice as wide as the residual stream, 79.9 GB.
+        About 4 vectors of the residual stream and 2 of the MLP, and those of the mixer. Measured in bf16 for
+        32,768 tokens, with all else that a stage holds: in SmolLM2-135M's shape 20.3 GB for softmax attention
+        and 28.6 GB for Gated DeltaNet, in Qwen3-0.6B's, whose heads are twice as wide as the residual stream,
+        79.9 GB.
         """
-        config, width = self.config, _head_dim(self.config)
-        outside = 4 * config.hidden_size + 2 * int(config.intermediate_size)
-        recurrent = outside + 12 * self.inner_size
-        softmax = outside + 2 * (self.inner_size + int(config.num_key_value_heads) * width)
-        return tuple(
-            softmax if isinstance(layer.self_attn, SoftmaxMixer) else recurrent for layer in self._layers
-        )
+        outside = 4 * self.config.hidden_size + 2 * int(self.config.intermediate_size)
+        return tuple(outside + mixer for mixer in self.mixer_activations)
+
+    @cached_property
+    def mixer_activations(self) -> tuple[int, ...]:
+        """Numbers of one token that the backward pass needs of each layer's mixer: queries, keys, values and
+        outputs of softmax attention, or vectors of all heads (see `recurrent_vectors`)."""
+        key_width = int(self.config.num_key_value_heads) * _head_dim(self.config)
+        numbers: dict[tuple[str, bool], int] = {}
+        found = []
+        for layer in self._layers:
+            mixer = layer.self_attn
+            kind = mixer.name, isinstance(mixer, SoftmaxMixer)
+            if kind not in numbers:
+                softmax = 2 * (self.inner_size + key_width)
+                numbers[kind] = softmax if kind[1] else recurrent_vectors(mixer) * self.inner_size
+            found.append(numbers[kind])
+        return tuple(found)
 
     def spans(self, *, packed: bool) -> list[AttentionSpan]:
         """Spans of the layers whose softmax attention takes the decoder's masks, which those that attend to a
@@ -252,6 +271,38 @@ class ModelCost:
 
     def _in_bfloat16(self) -> PreTrainedModel:
         return build_on_meta(self.config, torch.bfloat16)
+
+
+def recurrent_vectors(mixer: nn.Module) -> int:
+    """Vectors of a layer's heads, in the dtype of its activations, that its backward pass needs of a token.
+
+    About 12; with a decay per channel 7 more, its gate and logarithm in float32; under the generalized delta
+    rule 9 more, the erase key and what it is made of in float32, and the decay that fla's kernel takes per
+    channel. Measured on an H200 (bf16, 30 layers of SmolLM2-135M's shape, 4,096 tokens unless stated; what
+    models, optimizer and logits take is subtracted): Gated DeltaNet 13 (16,384 tokens: 11), GLA 18, KDA
+    (8,192 tokens) 20, Comba 20, Gated DeltaNet 2 30, RWKV-7, which removes along another key, 33.
+    """
+    recurrent = mixer.recurrent if isinstance(mixer, SoftmaxHeadsMixer) else mixer
+    if not isinstance(recurrent, RecurrentMixer):
+        return 12
+    try:
+        inputs = recurrence_inputs(recurrent)
+    except Exception:
+        # A layer of another package may not run without weights, which no estimate should end with.
+        if MIXERS.origin(recurrent.name) == "evalsuite":
+            raise
+        return 12
+    return 12 + 7 * (inputs.decay_shape == "channel") + 9 * (inputs.erase is not None)
+
+
+def recurrence_inputs(layer: RecurrentMixer) -> RecurrenceInputs:
+    """What the recurrence of a layer on the meta device gets of two tokens."""
+    shape, dtype = layer.attention_shape, layer.q_proj.weight.dtype
+    x = torch.empty(1, 2, shape.hidden_size, dtype=dtype, device="meta")
+    # For a mixer whose queries need states. Chunks turn autocast off, which the meta device does not have.
+    layer.recurrence = naive_recurrent
+    angles = torch.empty(1, 2, shape.head_dim, dtype=dtype, device="meta")
+    return layer.prepare(x, (angles, angles)).inputs
 
 
 _COSTS: dict[str, ModelCost] = {}

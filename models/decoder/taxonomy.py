@@ -7,13 +7,11 @@ and from what its cache holds. Channels that share a decay (`decay_group_size`) 
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import torch
 from transformers import PreTrainedConfig
 
 from evalsuite.models.decoder.config import StudentConfig
-from evalsuite.models.decoder.cost import ModelCost
-from evalsuite.models.mixers import MIXERS, RecurrenceInputs, RecurrentMixer, StateKind
-from evalsuite.models.ops.recurrence import naive_recurrent
+from evalsuite.models.decoder.cost import ModelCost, recurrence_inputs
+from evalsuite.models.mixers import MIXERS, RecurrentMixer, StateKind
 from evalsuite.models.ops.recurrence.inputs import DecayShape, Rule
 
 Update = Literal["attention", "additive", "delta", "generalized delta"]
@@ -57,7 +55,7 @@ def taxonomy(mixer: str, teacher: PreTrainedConfig, options: dict[str, Any] | No
     decay: Decay | None = None
     granularity: Granularity | None = None
     if isinstance(layer, RecurrentMixer):
-        inputs = _inputs_on_meta(layer)
+        inputs = recurrence_inputs(layer)
         update = _UPDATES[inputs.rule]
         decay, granularity = _DECAYS[inputs.decay_shape]
     return Taxonomy(
@@ -94,16 +92,6 @@ def state_bytes(config: StudentConfig) -> int | None:
             raise
         return None
     return None if cache is None else cache.bounded
-
-
-def _inputs_on_meta(layer: RecurrentMixer) -> RecurrenceInputs:
-    """What the recurrence of a layer on the meta device gets of two tokens."""
-    shape, dtype = layer.attention_shape, layer.q_proj.weight.dtype
-    x = torch.empty(1, 2, shape.hidden_size, dtype=dtype, device="meta")
-    # For a mixer whose queries need states. Chunks turn autocast off, which the meta device does not have.
-    layer.recurrence = naive_recurrent
-    angles = torch.empty(1, 2, shape.head_dim, dtype=dtype, device="meta")
-    return layer.prepare(x, (angles, angles)).inputs
 
 
 def _one_layer(teacher: PreTrainedConfig) -> dict[str, Any]:
