@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from evalsuite.models.decoder.cost import ModelCost
 
 LOGITS_BYTES = 4 * 2**29
-"""The fused loss holds about four fp32 tensors of at most one chunk of logits each."""
+"""At most: the fused loss holds about four fp32 tensors of one chunk of logits each. Its kernel overwrites
+bf16 logits of student and teacher, whose chunks have up to four times as many tokens."""
 CONCURRENT_STUDENTS = 4
 """Students of one teacher that run at a time on a GPU, each with its own activations."""
 CONCURRENT_TOKENS = 8192
@@ -47,6 +48,11 @@ class EndToEndStage(Stage):
         """Sums over the loss tokens of one micro-batch, one per column; the first one is differentiated."""
 
     @property
+    def loss_has_kernel(self) -> bool:
+        """See `LossConfig.has_kernel`."""
+        return True
+
+    @property
     def recomputes_blocks(self) -> bool:
         return self.activation_checkpointing == "block"
 
@@ -61,7 +67,8 @@ class EndToEndStage(Stage):
 
     def activation_bytes(self, student: "ModelCost", width: int) -> float:
         tokens = self.micro_batch_tokens
-        logits = min(LOGITS_BYTES, 16 * tokens * student.config.vocab_size)
+        logit = 2 * width if self.loss_has_kernel and width == 2 else 16
+        logits = min(LOGITS_BYTES, logit * tokens * student.config.vocab_size)
         layers = student.layer_activations
         held = sum(layers)
         if self.recomputes_blocks:
@@ -98,6 +105,10 @@ class KnowledgeDistillation(EndToEndStage):
     @property
     def store(self) -> str | None:
         return self.teacher_store
+
+    @property
+    def loss_has_kernel(self) -> bool:
+        return self.loss.has_kernel
 
     @property
     def stored_k(self) -> int:
@@ -171,6 +182,10 @@ class OnPolicyDistillation(EndToEndStage):
     def runs_teacher(self) -> bool:
         """True."""
         return True
+
+    @property
+    def loss_has_kernel(self) -> bool:
+        return self.loss.has_kernel
 
     def loss_columns(self, tokens: "LossTokens") -> "Sequence[Tensor]":
         """Loss and divergence."""

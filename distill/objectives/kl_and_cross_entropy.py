@@ -135,10 +135,6 @@ def _labels_in_ce(
     return labels.where(teacher_logits.argmax(-1) == labels, -1)
 
 
-def _is_default(config: LossConfig) -> bool:
-    return config.direction == "forward" and config.top_k is None
-
-
 def _loss_and_gradient(
     logits: Tensor,
     teacher_logits: Tensor | None,
@@ -151,7 +147,7 @@ def _loss_and_gradient(
 
     Computed in fp32 or above; `logits` and `teacher_logits` may be overwritten.
     """
-    if not config.kl or (top is None and (teacher_logits is None or _is_default(config))):
+    if not config.kl or (top is None and (teacher_logits is None or config.has_kernel)):
         return row_losses(
             logits,
             teacher_logits,
@@ -230,7 +226,7 @@ class LossTokens:
             size = torch.promote_types(self.hidden.dtype, torch.float32).itemsize
             chunk_size = max(256, DEFAULT_CHUNK_BYTES // (size * weight.shape[0]))
             weighs = {"ce": config.ce, "temperature": config.temperature}
-            if _is_default(config) and row_losses.applies(self.hidden, **weighs):
+            if config.has_kernel and row_losses.applies(self.hidden, **weighs):
                 chunk_size = min(TRITON_CHUNK_SIZE, 4 * chunk_size)
         result: tuple[Tensor, Tensor, Tensor] = _FusedLinearDistillation.apply(
             self.hidden, weight, self, config, chunk_size

@@ -59,8 +59,10 @@ class LayerwiseStage(Stage):
         return teacher.forward_flops(self.seq_len, head=False) + layers
 
     def activation_bytes(self, student: "ModelCost", width: int) -> float:
-        """One layer at a time, without logits."""
-        return width * self.micro_batch_tokens * max(student.layer_activations)
+        """One layer at a time, without logits: what its backward pass needs, and as much of the mixer again
+        for gradients, which in other stages are those of one layer in many."""
+        layers = zip(student.layer_activations, student.mixer_activations, strict=True)
+        return width * self.micro_batch_tokens * max(layer + mixer for layer, mixer in layers)
 
     def start(
         self, teacher: "CausalLM | None", students: "Sequence[CausalLM]", device: "torch.device"

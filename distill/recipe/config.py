@@ -54,6 +54,11 @@ class LossConfig(Strict):
     """With top_k: drop the other tokens and renormalize, or treat them as one additional outcome."""
 
     @property
+    def has_kernel(self) -> bool:
+        """Whether one kernel computes the loss and its gradient, without fp32 copies of the logits."""
+        return self.direction == "forward" and self.top_k is None
+
+    @property
     def jsd_beta(self) -> float:
         """β of jsd."""
         return 0.5 if self.beta is None else self.beta

@@ -96,7 +96,7 @@ class Stage(StrictUnion):
         """Bytes of a student's activations and logits of one micro-batch; `width`: bytes of an activation."""
 
     def num_concurrent(self, students: int) -> int:
-        """How many of the students hold their activations at the same time."""
+        """How many of the students hold their activations at the same time in a captured graph."""
         return 1
 
     @abstractmethod

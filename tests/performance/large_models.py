@@ -203,6 +203,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     flops = stage.flops_per_token(cost, students)
     tflops, mfu = utilization(rate, flops, group)
     shards = group.world_size if options.sharded else 1
+    estimated = stage_memory(cost, students, stage, (), bf16=cuda, on_gpu=cuda, shards=shards)
     result = {
         "shape": options.shape,
         "options": {key: value for key, value in vars(options).items() if key not in ("out", "shape")},
@@ -218,7 +219,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "tflops": round(tflops, 4),
         "mfu": None if mfu is None else round(mfu, 4),
         "peak_gb": _peaks(group) if cuda else None,
-        "estimated_gb": round(stage_memory(cost, students, stage, bf16=cuda, shards=shards) / 1e9, 1),
+        "estimated_gb": round(estimated / 1e9, 1),
         "losses": losses,
         "versions": package_versions(),
     }

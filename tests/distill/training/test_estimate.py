@@ -4,7 +4,7 @@ import pytest
 from transformers import LlamaConfig
 
 from evalsuite.distill import dry_run, known_recipes, load_recipe
-from evalsuite.distill.training.estimate import recipe_costs
+from evalsuite.distill.training.estimate import CUBLAS_WORKSPACE, recipe_costs
 from evalsuite.foundation import ConfigError
 from evalsuite.models.decoder import StudentConfig
 from evalsuite.models.decoder.cost import ModelCost
@@ -69,6 +69,19 @@ def test_students_share_the_teacher_forward_only(small_recipe):
     assert 2 * one < four < 4 * one
 
 
+def test_students_hold_activations_at_the_same_time_in_a_graph_only(small_recipe, stage):
+    """A graph also has a stream of its own, one of the teacher and one of each student."""
+    found = {}
+    for packing in ("concat", "documents"):
+        stages = [stage("kd", "kd", packing=packing, seq_len=512, batch_size=8, tokens=4096)]
+        recipe = small_recipe("HuggingFaceTB/SmolLM2-135M", stages=stages, student={"mixers": ["gla"]})
+        found[packing] = dry_run(recipe, mixers=["gla"] * 4, device="cuda").memory
+    _, _, (student, *_) = recipe_costs(recipe)
+    activations = recipe.stages[0].activation_bytes(student, 2)
+    expected = 3 * activations + 10 * CUBLAS_WORKSPACE
+    assert found["concat"] - found["documents"] == pytest.approx(expected)
+
+
 def test_every_student_costs_what_its_own_layers_do(small_recipe, stage):
     """As the suite counts them, for students with other mixers, options and softmax layers."""
     teacher = "HuggingFaceTB/SmolLM2-135M"
@@ -89,6 +102,33 @@ def test_every_student_costs_what_its_own_layers_do(small_recipe, stage):
     assert [len(cost.replaced) for cost in costs] == [30, 27]
     forward = [ModelCost.of(config).forward_flops(64) for config in (kda, hybrid, base)]
     assert dry_run(recipe, device="cuda").stages[1].flops == 512 * (3 * sum(forward[:2]) + forward[2])
+
+
+RECIPE, HYBRID = "smollm2-135m-instruct-2:tokens-8m", "gap-study-smollm2:uniform"
+
+
+@pytest.mark.parametrize(
+    ("name", "mixer", "stage_name", "gigabytes"),
+    [
+        (RECIPE, "comba", "align", 2.30),
+        (RECIPE, "gated_deltanet_2", "align", 2.74),
+        (RECIPE, "rwkv7", "align", 2.44),
+        (RECIPE, "comba", "kd", 8.27),
+        (RECIPE, "gated_deltanet_2", "kd", 10.08),
+        (RECIPE, "rwkv7", "kd", 10.21),
+        (HYBRID, "kda", "align", 2.50),
+        (HYBRID, "kda", "text", 11.09),
+    ],
+)
+def test_memory_is_near_the_measured_peak(name, mixer, stage_name, gigabytes):
+    """Peak of allocated memory (`memory_gb`) of runs on one H200 in bf16; `text` with micro-batches of 16."""
+    teacher = "HuggingFaceTB/SmolLM2-135M"
+    overrides = [f"teacher={teacher}", f"student.mixers=[{mixer}]"]
+    if stage_name == "text":
+        overrides.append("stage.text.micro_batch_size=16")
+    stages = dry_run(load_recipe(name, overrides), device="cuda").stages
+    (memory,) = (stage.memory for stage in stages if stage.name == stage_name)
+    assert memory == pytest.approx(gigabytes * 1e9, rel=0.15)
 
 
 def test_an_unknown_teacher_suggests_the_nearest(small_recipe, monkeypatch):

@@ -13,7 +13,7 @@ from evalsuite.distill import dry_run
 from evalsuite.distill.recipe.stage import Stage
 from evalsuite.distill.training.builders import build_models
 from evalsuite.distill.training.distributed import ProcessGroup
-from evalsuite.distill.training.estimate import stage_memory
+from evalsuite.distill.training.estimate import CUBLAS_WORKSPACE, stage_memory, trained_elsewhere
 from evalsuite.distill.training.train_step import StudentTrainState, TrainStep
 from evalsuite.distill.types import GlobalBatch, MicroBatch
 from evalsuite.models import build_student
@@ -31,22 +31,29 @@ def nbytes(tensors: Any) -> int:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("trainable", ["all", "no_mlp", "block", "no_softmax", "no_embeddings", "mixer"])
+@pytest.mark.parametrize(
+    ("trainable", "later"),
+    [
+        *((name, name) for name in ("all", "no_mlp", "block", "no_softmax", "no_embeddings", "mixer")),
+        ("mixer", "no_mlp"),
+        ("mixer", "all"),
+    ],
+)
 def test_weights_gradients_and_states_take_what_is_estimated(
-    teacher_folder: Any, small_recipe: Any, stage: Any, trainable: str, precision: str
+    teacher_folder: Any, small_recipe: Any, stage: Any, trainable: str, later: str, precision: str
 ) -> None:
-    """Frozen weights are held once, with the teacher's."""
+    """Frozen weights are held once, with the teacher's; those of later stages have masters already."""
     recipe = small_recipe(
         teacher_folder,
         student={"softmax_layers": [1]},
         precision=precision,
-        stages=[stage("kd", "kd", trainable=trainable)],
+        stages=[stage("kd", "kd", trainable=trainable), stage("later", "kd", trainable=later)],
     )
     settings: Stage = recipe.stages[0]
     models = build_models(recipe, CPU, share_frozen=True)
     (model,) = models.students.values()
     assert models.teacher is not None
-    train_state = StudentTrainState("s", model, models.dtype, [trainable])
+    train_state = StudentTrainState("s", model, models.dtype, [trainable, later])
     train_state.begin_stage(settings)
     before = {name: value.clone() for name, value in models.teacher.named_parameters()}
     tokens = torch.arange(8, 40).view(2, 16)
@@ -60,8 +67,9 @@ def test_weights_gradients_and_states_take_what_is_estimated(
     ]
     tensors += [*train_state.optimizer_state().values(), *models.teacher.parameters()]
     teacher, student = ModelCost.of(models.teacher.config), ModelCost.of(model.config)
-    expected = stage_memory(teacher, [student], settings, bf16=precision == "bf16")
-    expected -= settings.activation_bytes(student, 2 if precision == "bf16" else 4)
+    bf16, others = precision == "bf16", trained_elsewhere(recipe, settings)
+    expected = stage_memory(teacher, [student], settings, others, bf16=bf16, on_gpu=False)
+    expected -= settings.activation_bytes(student, 2 if bf16 else 4)
     assert nbytes(tensors) == pytest.approx(expected, rel=0.01)
     for name, value in models.teacher.named_parameters():
         assert torch.equal(value, before[name])
@@ -163,7 +171,8 @@ def test_masks_take_what_is_estimated(teacher: Any, stage: Any) -> None:
         settings = Stage.model_validate(stage("s", "kd", packing=packing, **sizes))
         student = build_student(teacher, ["softmax", "gla", "softmax"], seed=1)
         costs = ModelCost.of(teacher.config), [ModelCost.of(student.config)]
-        found[packing] = step_memory(teacher, settings, student), stage_memory(*costs, settings, bf16=False)
+        estimate = stage_memory(*costs, settings, (), bf16=False, on_gpu=False)
+        found[packing] = step_memory(teacher, settings, student), estimate
     (plain, estimate), (packed, estimate_packed) = found.values()
     assert packed - plain == pytest.approx(estimate_packed - estimate, rel=0.15)
 
@@ -172,16 +181,20 @@ def test_a_stage_of_32k_tokens_fits_one_gpu(small_recipe: Any, stage: Any) -> No
     """SmolLM2-135M, whose N parameters take 2 N bytes as the teacher, and 2 N in bf16, 4 N of master weights,
     4 N of gradients and 8 N of Adam's states as the student; four chunks of fp32 logits of 2²⁹ bytes; and of
     each token 30 inputs of blocks of 576 numbers, and of one block or of all queries and outputs of 9 heads,
-    keys and values of 3, 4 vectors of the residual stream and 2 of the MLP. One GPU of two has
-    half of the tokens, and a mask of 2 bytes for these by all."""
+    keys and values of 3, 4 vectors of the residual stream and 2 of the MLP; and six workspaces of cuBLAS,
+    of which four are those of a graph. One GPU of two has half of the tokens, a mask of 2 bytes for these by
+    all, and no graph."""
     options = {"seq_len": 32768, "batch_size": 1, "tokens": "1M"}
     stages = [stage(kind, "kd", activation_checkpointing=kind, **options) for kind in ("block", "none")]
     stages.append(stage("two", "kd", activation_checkpointing="block", sequence_parallel=2, **options))
     recipe = small_recipe("HuggingFaceTB/SmolLM2-135M", stages=stages, student={"mixers": ["softmax"]})
     block, none, two = (each.memory for each in dry_run(recipe, device="cuda").stages)
-    fixed, vectors = 20 * 134.5e6 + 4 * 2**29, 2 * (2 * (9 + 3) * 64 + 4 * 576 + 2 * 1536)
+    fixed, vectors = (
+        20 * 134.5e6 + 4 * 2**29 + 6 * CUBLAS_WORKSPACE,
+        2 * (2 * (9 + 3) * 64 + 4 * 576 + 2 * 1536),
+    )
     assert block == pytest.approx(fixed + 32768 * (30 * 576 * 2 + vectors), rel=0.01)
     assert none == pytest.approx(fixed + 32768 * 30 * vectors, rel=0.01)
-    mask = 2 * 16384 * 32768
-    assert two == pytest.approx(fixed + mask + 16384 * (30 * 576 * 2 + vectors), rel=0.01)
+    without_graph = 2 * 16384 * 32768 - 4 * CUBLAS_WORKSPACE
+    assert two == pytest.approx(fixed + without_graph + 16384 * (30 * 576 * 2 + vectors), rel=0.01)
     assert block < 10e9 < none < 40e9
