@@ -23,6 +23,8 @@ LOGITS_BYTES = 4 * 2**29
 bf16 logits of student and teacher, whose chunks have up to four times as many tokens."""
 CONCURRENT_STUDENTS = 4
 """Students of one teacher that run at a time on a GPU, each with its own activations."""
+ROLLOUT_SLOTS = 128
+"""At most: rollouts that a student writes at a time."""
 CONCURRENT_TOKENS = 8192
 """In longer micro-batches students run one after another, since each of them fills the GPU."""
 
@@ -177,6 +179,12 @@ class OnPolicyDistillation(EndToEndStage):
     @property
     def num_rollouts(self) -> int:
         return round(self.rollout_share * self.batch_size)
+
+    @property
+    def rollout_slots(self) -> int:
+        """How many rollouts a student writes at a time: all that a step can have, at most `ROLLOUT_SLOTS`."""
+        a_sequence = 1 + self.seq_len // self.max_new_tokens
+        return min(ROLLOUT_SLOTS, self.num_rollouts * a_sequence)
 
     @property
     def runs_teacher(self) -> bool:

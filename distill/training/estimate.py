@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from evalsuite.distill.data.teacher_store import row_type
-from evalsuite.distill.objectives.end_to_end import EndToEndStage, KnowledgeDistillation
+from evalsuite.distill.objectives.end_to_end import EndToEndStage, KnowledgeDistillation, OnPolicyDistillation
 from evalsuite.distill.optim.optimizers import AdamW
 from evalsuite.distill.recipe import Recipe
 from evalsuite.distill.recipe.stage import Stage
@@ -211,9 +211,11 @@ def stage_memory(
             # In fp32, weights are the master weights; FSDP casts shards as it gathers them.
             total += 4 * masters + width * (held - masters)
         total += (4 + states) * trained
-        if stage.num_rollouts:
-            # The copy that generates (see `training.rollouts`).
-            total += width * student.num_params
+        if isinstance(stage, OnPolicyDistillation) and stage.num_rollouts:
+            # The copy that generates, and what it reads of the rollouts (see `training.rollouts`).
+            cache = student.cache(torch.bfloat16 if bf16 else torch.float32)
+            assert cache is not None, "a student's layers are known"
+            total += width * student.num_params + stage.rollout_slots * cache.at(stage.seq_len)
     total /= shards
     if shards > 1:
         models = [*students, *([] if present is None else [present])]

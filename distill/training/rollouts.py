@@ -39,7 +39,8 @@ class Writer:
         self._student, self._copy = student, copy.deepcopy(student)
         checkpoint = Checkpoint(label, label, self._copy, tokenizer, weights_id="")  # type: ignore[arg-type]
         try:
-            self._engine = TorchEngine(checkpoint, max_length=stage.seq_len)
+            slots = stage.rollout_slots, stage.seq_len
+            self._engine = TorchEngine(checkpoint, max_length=stage.seq_len, slots=slots)
         except UnsupportedModelError as error:
             raise ConfigError(
                 f"stage '{stage.name}': objective on_policy needs students that can generate; '{label}' "

@@ -207,7 +207,8 @@ class InProcessEngine(EngineType):
                 if max_num_seqs == 1:
                     raise
                 max_num_seqs = max(1, min(max_num_seqs, len(waiting)) // 2)
-            _release_cached_memory()
+            if waiting or not self._keeps_memory:
+                _release_cached_memory()
 
     @property
     def batch_limits(self) -> Mapping[str, int]:
@@ -223,6 +224,11 @@ class InProcessEngine(EngineType):
     def close(self) -> None:
         """The model's memory is freed with the engine."""
         self._release()
+
+    @property
+    def _keeps_memory(self) -> bool:
+        """Whether blocks that a generation has used stay cached for the next one."""
+        return False
 
     def _release(self) -> bool:
         """Free what is kept from one call to the next; return whether there was anything."""

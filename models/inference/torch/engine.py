@@ -51,6 +51,8 @@ class TorchEngine(InProcessEngine):
         checkpoint: model (any device and dtype) and tokenizer.
         max_length: maximum number of positions; None uses the config's `max_position_embeddings`.
         batch_tokens: padded tokens in one forward pass; None chooses by device and free memory.
+        slots: sequences and positions of one batch that serves all generation, whose steps are captured once
+            and whose memory is kept; None: a batch as its requests need it.
 
     Raises:
         UnsupportedModelError: decoder and head of the model cannot be run separately, its state is not
@@ -63,7 +65,12 @@ class TorchEngine(InProcessEngine):
     rounds = True
 
     def __init__(
-        self, checkpoint: Checkpoint, *, max_length: int | None = None, batch_tokens: int | None = None
+        self,
+        checkpoint: Checkpoint,
+        *,
+        max_length: int | None = None,
+        batch_tokens: int | None = None,
+        slots: tuple[int, int] | None = None,
     ) -> None:
         super().__init__(checkpoint, max_length=max_length)
         model = checkpoint.model
@@ -90,6 +97,7 @@ class TorchEngine(InProcessEngine):
         # On a GPU the masks that shared prefixes need rule out fused attention, and prefill is a small part.
         # The rounding of a shared prefix's state would depend on the other requests.
         self.share_prefixes = not on_gpu and not self.runner.rounds_states
+        self._slots = slots
         self._last_batch: tuple[tuple[int, int, bool, bool], DecodeBatch, StepFunction] | None = None
         """Shape, slots and step of the last generation; captured graphs serve the next one."""
 
@@ -133,13 +141,15 @@ class TorchEngine(InProcessEngine):
             for index, request in requests.items()
         }
         order = sorted(requests, key=lambda index: -needs[index])
-        capacity = -(-needs[order[0]] // KEY_BLOCK) * KEY_BLOCK
+        wanted, longest = self._slots or (len(order), needs[order[0]])
+        capacity = -(-max(longest, needs[order[0]]) // KEY_BLOCK) * KEY_BLOCK
         slot_bytes = capacity * self.runner.kv_bytes_per_token + self.runner.state_bytes_per_seq
         num_slots = min(max_num_seqs, max(1, self.limits.cache_bytes // max(1, slot_bytes)))
-        if num_slots < min(max_num_seqs, len(order)):
+        if self._slots is None and num_slots < min(max_num_seqs, len(order)):
             order = [index for index in order if needs[index] > capacity // 2]
+            wanted = len(order)
         batch, step = self._decode_batch(
-            [requests[index] for index in order], min(num_slots, len(order)), capacity
+            [requests[index] for index in order], min(num_slots, wanted), capacity
         )
         return GenerationScheduler(
             [SequenceState(index, requests[index], self._stop_checker(requests[index])) for index in order],
@@ -164,6 +174,10 @@ class TorchEngine(InProcessEngine):
             batch = DecodeBatch(self.runner, sample, sampling, num_slots, capacity)
             self._last_batch = shape, batch, step_function(batch)
         return self._last_batch[1:]
+
+    @property
+    def _keeps_memory(self) -> bool:
+        return self._slots is not None
 
     def _release(self) -> bool:
         held = self._last_batch is not None

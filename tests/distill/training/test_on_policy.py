@@ -13,11 +13,12 @@ from evalsuite.distill.objectives.end_to_end import OnPolicyDistillation
 from evalsuite.distill.recipe.config import CheckpointConfig
 from evalsuite.distill.training import trainer
 from evalsuite.distill.training.distributed import ProcessGroup
-from evalsuite.distill.training.rollouts import RolloutWriter, fitting
+from evalsuite.distill.training.rollouts import RolloutWriter, Writer, fitting
 from evalsuite.distill.training.train_step import StudentTrainState, TrainStep
 from evalsuite.distill.types import GlobalBatch
 from evalsuite.foundation import ConfigError, DataError, read_jsonl
 from evalsuite.models import build_student
+from evalsuite.models.inference.requests import GenerateRequest, SamplingParams
 from evalsuite.models.inference.torch import structure
 from tests.distill.stage_data import interrupted, stage_data
 
@@ -121,6 +122,30 @@ def test_rollouts_are_bounded_and_alone_in_the_loss(written: Any) -> None:
     for token in tokens:
         labels.remove(token)
     assert len(set(labels)) <= 1
+
+
+ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=ON_GPU)])
+def test_one_batch_serves_every_step(on_policy: Any, teacher: Any, tokenizer: Any, device: str) -> None:
+    """With the student's current weights, however many prompts there are: captured steps are kept."""
+    (stage,) = on_policy().stages
+    student = build_student(teacher, "gla").to(device)
+    sampling = SamplingParams(max_new_tokens=8, temperature=1.0)
+    requests = [GenerateRequest(tuple(range(1, length)), sampling, length) for length in (3, 9, 20, 5)]
+    writer = Writer(stage, "gla", student, tokenizer)
+    before, batches = writer.write(requests), []
+    with torch.no_grad():
+        for parameter in student.parameters():
+            parameter.add_(torch.randn_like(parameter), alpha=0.05)
+    for number in (2, 3, 4):
+        found = writer.write(requests[:number])
+        batches.append(writer._engine._last_batch)
+        assert found == Writer(stage, "gla", student, tokenizer).write(requests[:number])
+    assert found != before
+    assert batches[0] is not None
+    assert all(each is batches[0] for each in batches)
 
 
 def test_as_many_prompts_as_fit_with_their_longest_rollouts(on_policy: Any) -> None:
