@@ -170,7 +170,7 @@ class OnPolicyDistillation(EndToEndStage):
     rollout_temperature: float = Field(default=1.0, ge=0)
     """Sampling temperature; 0 is greedy."""
     max_new_tokens: int = Field(default=128, ge=1)
-    """Longest rollout. A sequence holds as many rollouts as fit in any case, one at least."""
+    """Longest rollout. A sequence holds the first rollouts that fit, one at least; others are dropped."""
     rollout_every: int = Field(default=1, ge=1)
     """Steps that train on the same rollouts, after which students write new ones."""
     packing: Literal["concat", "documents"] = "documents"
@@ -183,8 +183,7 @@ class OnPolicyDistillation(EndToEndStage):
     @property
     def rollout_slots(self) -> int:
         """How many rollouts a student writes at a time: all that a step can have, at most `ROLLOUT_SLOTS`."""
-        a_sequence = 1 + self.seq_len // self.max_new_tokens
-        return min(ROLLOUT_SLOTS, self.num_rollouts * a_sequence)
+        return min(ROLLOUT_SLOTS, self.num_rollouts * self.seq_len)
 
     @property
     def runs_teacher(self) -> bool:

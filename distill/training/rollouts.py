@@ -85,7 +85,7 @@ class RolloutWriter:
             requests = [
                 self._request(prompt, room, [self.seed, self.stage.name, step, row, number])
                 for row, prompts in enumerate(batch.prompts)
-                for number, (prompt, room) in enumerate(fitting(prompts, self.stage))
+                for number, (prompt, room) in enumerate(writable(prompts, self.stage))
             ]
             rows = [request[0] for request in requests]
             for label, writer in self._writers.items():
@@ -95,7 +95,7 @@ class RolloutWriter:
                     found[row].append(
                         {"prompt": list(request.prompt), "tokens": tokens, "truncated": truncated}
                     )
-                self.saved[label] = found
+                self.saved[label] = [held(row, self.stage.seq_len) for row in found]
         return replace(batch, rollouts=[self._sequences(self.saved[label]) for label in self.students])
 
     def _request(self, prompt: list[int], room: int, place: list[Any]) -> tuple[int, GenerateRequest]:
@@ -127,17 +127,25 @@ class RolloutWriter:
         )
 
 
-def fitting(prompts: Sequence[Sequence[int]], stage: OnPolicyDistillation) -> list[tuple[list[int], int]]:
-    """The prompts of a sequence that fit into it with their longest rollouts, and their limits of tokens.
+def writable(prompts: Sequence[Sequence[int]], stage: OnPolicyDistillation) -> list[tuple[list[int], int]]:
+    """The prompts that a sequence holds if every rollout is one token, and the limits of rollouts in tokens.
 
-    The first one always does: its limit is the rest of the sequence. The last token of a rollout is not read.
+    A limit is at most what a sequence has left for the prompt alone. The last token of a rollout is not read.
     """
     found: list[tuple[list[int], int]] = []
     free = stage.seq_len
     for prompt in prompts:
-        room = min(stage.max_new_tokens, free - len(prompt) + 1)
-        if room < 1 or (found and room < stage.max_new_tokens):
-            continue
-        found.append((list(prompt), room))
-        free -= len(prompt) + room
+        if len(prompt) <= free:
+            found.append((list(prompt), min(stage.max_new_tokens, stage.seq_len - len(prompt) + 1)))
+            free -= len(prompt)
     return found
+
+
+def held(row: Row, seq_len: int) -> Row:
+    """The first rollouts that fit into a sequence, one at least.
+
+    The others are dropped: with shorter ones that still fit in their place, what is learned would depend on
+    the length.
+    """
+    sizes = [len(each["prompt"]) + len(each["tokens"]) - each["truncated"] for each in row]
+    return row[: int((np.cumsum(sizes) <= seq_len).sum())]

@@ -13,7 +13,7 @@ from evalsuite.distill.objectives.end_to_end import OnPolicyDistillation
 from evalsuite.distill.recipe.config import CheckpointConfig
 from evalsuite.distill.training import trainer
 from evalsuite.distill.training.distributed import ProcessGroup
-from evalsuite.distill.training.rollouts import RolloutWriter, Writer, fitting
+from evalsuite.distill.training.rollouts import RolloutWriter, Writer, held, writable
 from evalsuite.distill.training.train_step import StudentTrainState, TrainStep
 from evalsuite.distill.types import GlobalBatch
 from evalsuite.foundation import ConfigError, DataError, read_jsonl
@@ -148,11 +148,15 @@ def test_one_batch_serves_every_step(on_policy: Any, teacher: Any, tokenizer: An
     assert all(each is batches[0] for each in batches)
 
 
-def test_as_many_prompts_as_fit_with_their_longest_rollouts(on_policy: Any) -> None:
+def test_as_many_rollouts_as_fit_in_their_order(on_policy: Any) -> None:
     stage = on_policy(max_new_tokens=20).stages[0]
-    assert fitting([[1] * 60, [1] * 4], stage) == [([1] * 60, 5)]
-    assert fitting([[1] * 30, [1] * 9, [1] * 40], stage) == [([1] * 30, 20)]
-    assert [room for _, room in fitting([[1] * 9, [1] * 9, [1] * 9], stage)] == [20, 20]
+    assert writable([[1] * 60, [1] * 5, [1] * 4], stage) == [([1] * 60, 5), ([1] * 4, 20)]
+    row = [{"prompt": [1] * 20, "tokens": [2] * 4, "truncated": False} for _ in range(3)]
+    # 24 tokens of each are read, of 64.
+    assert held(row, stage.seq_len) == row[:2]
+    long = {"prompt": [1] * 45, "tokens": [2] * 20, "truncated": True}
+    assert held([long, *row], stage.seq_len) == [long]
+    assert held([row[0], long, row[1]], stage.seq_len) == [row[0]]
 
 
 def test_other_trainers_refuse_it(written: Any, teacher: Any) -> None:
