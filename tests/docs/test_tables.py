@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from docs._generate import reference, tables
+from evalsuite.models.mixers import MIXERS
 
 
 def test_files_of_one_shape_are_one_table_with_their_studies(
@@ -34,3 +35,13 @@ def test_files_of_one_shape_are_one_table_with_their_studies(
         reference.generate("csv two/missing.csv")
     with pytest.raises(ValueError, match=r"two/empty\.csv: empty"):
         reference.generate("csv two/empty.csv")
+
+
+def test_the_readme_counts_mixers_and_families() -> None:
+    root = Path(__file__).parents[2]
+    text = " ".join((root / "README.md").read_text().split())
+    families = [
+        line for line in (root / "docs/reference/families.md").read_text().splitlines() if line[:2] == "| "
+    ]
+    assert f"any of {len(set(MIXERS) - {'softmax'})} mixers" in text
+    assert f"[{len(families) - 1} families]" in text
