@@ -97,7 +97,8 @@ def _table(scores: Any) -> str:
     table = main.pivot_table(index="row", columns="label", values="score", sort=False, aggfunc="mean")
     table.insert(0, "documents", main.groupby("row", sort=False)["documents"].max())
     table.index.name, table.columns.name = None, None
-    return str(table.to_string(float_format=lambda value: f"{value:.3f}"))
+    # Perplexities have no upper bound; digits would widen every column.
+    return str(table.to_string(float_format=lambda value: f"{value:.3f}" if value < 1e6 else f"{value:.2e}"))
 
 
 def evaluate(config: RunConfig) -> Summary:
