@@ -10,13 +10,11 @@ from evalsuite.cli.commands.distill import recipes
 from evalsuite.cli.entry import build_parser
 from evalsuite.distill import load_recipe
 from evalsuite.distill.selection.selector import SELECTORS
+from evalsuite.reports.studies.paper_tables import rows, section
 from evalsuite.tasks.suite import load_suite, resolve
-from tests.docs.page_code import ROOT
 
-PAGE = ROOT / "docs" / "how-to" / "reproduce-tables.md"
-SECTION = re.split(r"^## ", PAGE.read_text(), flags=re.MULTILINE)[1]
-TABLE = [line.strip("| ").split(" | ") for line in SECTION.splitlines() if line.startswith("| ")][1:]
-COMMANDS = sorted(set(re.findall(r"^evalsuite .+$|(?<=`)evalsuite [^`]+(?=`)", SECTION, re.MULTILINE)))
+ROWS = rows()
+COMMANDS = sorted({each for row in ROWS for each in (*row.before, row.distill, row.run, row.compare)})
 
 
 def parsed(command: str) -> argparse.Namespace:
@@ -24,13 +22,15 @@ def parsed(command: str) -> argparse.Namespace:
 
 
 def test_every_table_has_a_command_that_distills_and_one_that_evaluates() -> None:
-    assert len(TABLE) > 20
-    for _, distill, run, students in TABLE:
-        assert distill.startswith("`evalsuite distill ")
-        assert run.startswith("`evalsuite run ")
-        chosen = recipes(parsed(distill.strip("`")))
-        assert sum(len(mixers or recipe.labels) for _, recipe, mixers in chosen) == int(students)
+    assert len(ROWS) > 20
+    for row in ROWS:
+        assert row.tables
+        assert row.distill.startswith("evalsuite distill ")
+        assert row.run.startswith("evalsuite run ")
+        chosen = recipes(parsed(row.distill))
+        assert sum(len(mixers or recipe.labels) for _, recipe, mixers in chosen) == row.students
     assert {command.split()[1] for command in COMMANDS} == {"distill", "run", "select", "compare"}
+    assert set(re.findall(r"^evalsuite .+$", section(), re.MULTILINE)) <= set(COMMANDS)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
