@@ -27,6 +27,7 @@ from evalsuite.foundation import ConfigError, EvalsuiteError, read_json, write_c
 from evalsuite.foundation.errors import nearest
 from evalsuite.foundation.module_entry import run_module
 from evalsuite.foundation.parser import Parser
+from evalsuite.reports.measures.papers.tables import shipped_names, table_name
 from evalsuite.reports.references.papers import TABLE_MEANS, paper_scores
 
 NAME = "evalsuite.reports.studies.paper_tables"
@@ -112,24 +113,24 @@ def distinct_layers(command: str, folder: Path) -> str:
     return shlex.join(kept)
 
 
-def coverage(path: Path) -> tuple[int, list[str]]:
-    """Columns of a table that have a score of ours, and the paper's benchmarks without one.
+def coverage(path: Path) -> tuple[int, int, list[str]]:
+    """Columns of a paper's table that have a score of ours, columns of the paper, and benchmarks without one.
 
     Args:
-        path: of the table, which is not there if it shares no benchmark, or repeats another table.
+        path: of the table, which is not there if it shares no benchmark, or is not shipped.
     """
     lines = list(csv.DictReader(path.open(newline="", encoding="utf-8"))) if path.exists() else []
     here = {name for line in lines if line["origin"] == "ours" for name, text in line.items() if text}
-    printed = {
-        each.benchmark: None
+    printed = dict.fromkeys(
+        (each.benchmark, each.protocol, each.context)
         for each in paper_scores()
-        if path.stem == f"{each.source}_{each.table}".lower().replace(" ", "_")
-        and each.benchmark not in TABLE_MEANS
+        if table_name(each) == path.stem and each.benchmark not in TABLE_MEANS
+    )
+    counts = {
+        name: sum(re.match(rf"{re.escape(name)}(,| \d|$)", each) is not None for each in here)
+        for name, _, _ in printed
     }
-    columns = {
-        name: [each for each in here if re.match(rf"{re.escape(name)}(,| \d|$)", each)] for name in printed
-    }
-    return sum(map(len, columns.values())), [name for name, found in columns.items() if not found]
+    return sum(counts.values()), len(printed), [name for name, count in counts.items() if not count]
 
 
 class Runner:
@@ -161,8 +162,10 @@ class Runner:
             students.symlink_to(Path("..", first.folder, "students"), target_is_directory=True)
         for command in (row.run, row.compare):
             self._call(row, command)
-        written = self._folder(row) / "page" / "papers"
-        found = [path for name in row.tables if (path := written / f"{name}.csv").exists()]
+        page = self._folder(row) / "page"
+        scored = [page / "papers" / f"{name}.csv" for name in row.tables if name in shipped_names()]
+        # A table without scores has the perplexity of held-out text.
+        found = [path for path in scored or [page / "training.csv"] if path.exists()]
         if not found:
             raise EvalsuiteError(f"none of {', '.join(row.tables)} was written")
         self._collected(row).mkdir(parents=True, exist_ok=True)
@@ -178,14 +181,14 @@ class Runner:
         names = dict.fromkeys(row.before, "before") | {row.run: "run", row.compare: "compare"}
         for command, seconds in read_json(self._folder(row) / "seconds.json").items():
             steps[names.get(command, "distill")] += seconds
-        checkpoints = (self._folder(row) / "students").rglob("config.json")
         covered = [coverage(self._collected(row) / f"{name}.csv") for name in row.tables]
         return {
             "row": row.name,
-            "students": sum("checkpoints" not in path.parts for path in checkpoints),
+            "students": len(list((self._folder(row) / "students").rglob("config.json"))),
             **{f"seconds_{name}": round(seconds) for name, seconds in steps.items()},
-            "columns": sum(columns for columns, _ in covered),
-            "missing": "; ".join(dict.fromkeys(name for _, missing in covered for name in missing)),
+            "columns": sum(columns for columns, _, _ in covered),
+            "columns_of_paper": sum(printed for _, printed, _ in covered),
+            "missing": "; ".join(dict.fromkeys(name for _, _, missing in covered for name in missing)),
         }
 
     def _collected(self, row: Row) -> Path:

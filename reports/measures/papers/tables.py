@@ -178,10 +178,11 @@ def _is_in_report(report: Report, figure: PaperScore) -> bool:
 
 def shipped_names() -> set[str]:
     """Names of all tables of papers, whether the report has them or not."""
-    return {_name(figure) for figure in paper_scores()}
+    return {table_name(figure) for figure in paper_scores()}
 
 
-def _name(figure: PaperScore) -> str:
+def table_name(figure: PaperScore) -> str:
+    """Name of a printed score's table, as that of its file."""
     return "_".join(re.findall(r"[a-z0-9]+", f"{figure.source} {figure.table}".lower()))
 
 
@@ -207,7 +208,7 @@ def _table(report: Report, figures: Sequence[PaperScore], printed: Sequence[Pape
     ]
     first = figures[0]
     return PaperTable(
-        name=_name(first),
+        name=table_name(first),
         citation=first.citation,
         figures=columns,
         lines=(*_ours(report, columns), *theirs),

@@ -20,7 +20,7 @@ def once(code: str) -> str:
 
 def row(name: str, run: str) -> Row:
     """A row whose commands fail when they are repeated."""
-    write = once("shutil.copytree('data', 'page/papers')")
+    write = once("shutil.copytree('data', 'page')")
     return Row(name, (), once("os.mkdir('students')"), once(run), write, 1)
 
 
@@ -28,9 +28,14 @@ def test_a_row_that_fails_is_named_others_go_on_and_nothing_is_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     data, out = tmp_path / "data", tmp_path / "out"
-    data.mkdir()
-    (data / NAME).write_text(TABLE)
-    commands = {"2504.14366, 4": "open('data/x').close()", "2504.14366, 2 and 5": "os.mkdir('scores')"}
+    (data / "papers").mkdir(parents=True)
+    (data / "papers" / NAME).write_text(TABLE)
+    (data / "training.csv").write_text("perplexities")
+    commands = {
+        "2504.14366, 4": "open('data/x').close()",
+        "2504.14366, 2 and 5": "os.mkdir('scores')",
+        "2603.26556, 10": "pass",
+    }
     monkeypatch.setattr(paper_tables, "rows", lambda: [row(*each) for each in commands.items()])
     arguments = ["--data", str(data), "--out", str(out)]
     failed = r"^1 rows failed: 2504\.14366, 4$"
@@ -43,18 +48,19 @@ def test_a_row_that_fails_is_named_others_go_on_and_nothing_is_repeated(
     assert "none of linearizing_2025_table_4 was written" in capfd.readouterr().err
     main([*arguments, "--table", "*, 2 *"])
     assert (out / "tables" / "2504.14366-2-and-5" / NAME).read_text() == TABLE
+    assert (out / "tables" / "2603.26556-10" / "training.csv").read_text() == "perplexities"
     assert (out / "rows.csv").read_text().splitlines()[1].startswith('"2504.14366, 2 and 5",')
 
 
 def test_columns_of_ours_and_benchmarks_that_are_missing(tmp_path: Path) -> None:
     path = tmp_path / NAME
     path.write_text(TABLE)
-    columns, missing = coverage(path)
-    assert columns == 1
+    columns, printed, missing = coverage(path)
+    assert (columns, printed) == (1, 7)
     assert "ARC-E" not in missing
     assert {"ARC-C", "LAMBADA", "BEAR"} <= set(missing)
-    assert coverage(tmp_path / "linearizing_2025_table_3.csv")[0] == 0
-    assert coverage(tmp_path / "linearizing_2025_table_2.csv") == (0, [])
+    assert coverage(tmp_path / "linearizing_2025_table_3.csv")[:2] == (0, 12)
+    assert coverage(tmp_path / "linearizing_2025_table_2.csv") == (0, 0, [])
 
 
 def test_files_of_the_same_layers_are_passed_once(tmp_path: Path) -> None:
