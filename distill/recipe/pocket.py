@@ -9,6 +9,8 @@ TOKENS = 100_000
 """Budget of the recipe without variants; those that change tokens keep their ratio to it."""
 SEQ_LEN = 256
 BATCH_SIZE = 2
+HELD_OUT_TOKENS = 16 * SEQ_LEN
+"""Of completions some sequences have no token in the loss, as their prompt fills them."""
 SOFTMAX_LAYERS = [2]
 """Of the four layers, those that stay softmax in a hybrid: about the quarter that the papers keep."""
 SIZES = ("num_heads", "num_qk_heads", "expand_k", "expand_v", "feature_proj", "decay_group_size")
@@ -55,7 +57,7 @@ def on_pocket(recipe: Mapping[str, Any], tokens: int) -> dict[str, Any]:
             for seed, name in enumerate(recipe["data"])
         },
         "stages": [{**stage, **sizes, "tokens": scaled(stage["tokens"])} for stage in recipe["stages"]],
-        "validation": validation and {"every_steps": 50, "tokens": BATCH_SIZE * SEQ_LEN},
+        "validation": validation and {"every_steps": 50, "tokens": HELD_OUT_TOKENS},
         "checkpoint": {"save_each_stage": False},
         "selection": selection
         and {

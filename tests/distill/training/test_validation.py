@@ -1,5 +1,6 @@
 """Held-out KL and perplexity during training: values, intervals, and that training is not affected."""
 
+from contextlib import nullcontext
 from itertools import pairwise
 from math import exp
 from pathlib import Path
@@ -11,7 +12,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from evalsuite.distill import Recipe, distill
+from evalsuite.distill import Recipe, distill, load_recipe
+from evalsuite.distill.data import documents as documents_of_sources
 from evalsuite.distill.recipe.stage import Stage
 from evalsuite.distill.training import held_out
 from evalsuite.distill.training.distributed import ProcessGroup
@@ -98,6 +100,24 @@ def test_validation_does_not_change_the_training(
         rows = read_jsonl(tmp_path / name / "metrics.jsonl")
         found[name] = [(row["step"], row["loss"], row["grad_norm"]) for row in rows]
     assert found["plain"] == found["validated"]
+
+
+@pytest.mark.parametrize(
+    ("sequences", "expected"), [(2, pytest.raises(DataError, match="no loss tokens")), (None, nullcontext())]
+)
+def test_held_out_completions_of_pocket_rows_have_loss_tokens(
+    monkeypatch: pytest.MonkeyPatch, sequences: int | None, expected: Any
+) -> None:
+    """Of some sequences prompts leave no token of a completion, as of the first two of this mixture."""
+    monkeypatch.setattr(documents_of_sources, "GROUP_SIZE", 512)
+    monkeypatch.setattr(documents_of_sources, "POCKET_SHARD_SIZE", 1024)
+    recipe = load_recipe("gendistill-2026:t17-combined-50-50-500m,pocket")
+    stage, validation = recipe.stages[-1], recipe.validation
+    assert validation is not None
+    count = sequences or validation.tokens // stage.seq_len
+    tokenizer = load_checkpoint("pocket").tokenizer
+    with expected:
+        assert held_out_batches(recipe, stage, tokenizer, count, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
