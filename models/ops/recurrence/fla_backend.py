@@ -43,10 +43,11 @@ GATED_DELTA = Kernel("chunk_gated_delta_rule", "fla.ops.gated_delta_rule", "g", 
 KDA = Kernel("chunk_kda", "fla.ops.kda", "g", "channel")
 DPLR = Kernel("chunk_dplr_delta_rule", "fla.ops.generalized_delta_rule", "gk", "channel")
 """S_t = (Diag(e^gk) + b aᵀ) S_{t-1} + k vᵀ: its a is minus ours, its b what is removed along."""
-DPLR_MIN_LOG_DECAY = -5.8
+DPLR_MIN_LOG_DECAY = -5.4
 """Least log decay that `DPLR` gets. For pairs of tokens in the wrong order it multiplies e^(the sum of up to
-15 of them, negated) by zero, which is no number from e^88 on. A state that decays more keeps 0.3 % of itself
-instead of less, under the rounding of 16-bit inputs; float32 is for the torch backend."""
+16 of them, negated) times products of keys, of at most 1, by zero, which is no number from e^88 on. A state
+that decays more keeps 0.5 % of itself instead of less, about the rounding of bfloat16; float32 is for the
+torch backend."""
 
 # (decay shape, delta rule) → kernel.
 KERNELS: dict[tuple[DecayShape, bool], Kernel] = {

@@ -122,6 +122,9 @@ def _backend(inputs: RecurrenceInputs) -> tuple[str, Backend]:
     if decay == "head" and inputs.token_mask is not None:
         decay = "scalar"
     if erase is not None:
+        # A single token has no chunk, and float32 more digits than the kernel's least decay leaves.
+        if length == 1 and inputs.cu_seqlens is None:
+            return "", naive_recurrent
         if v.dtype == torch.float32:
             return "torch chunked", chunked
         kernel = fla_backend.DPLR

@@ -44,6 +44,7 @@ def test_strong_decays_are_finite(monkeypatch: pytest.MonkeyPatch, rule: str) ->
         "channel", rule, dtype=torch.bfloat16, width=64, length=256, packed=False, device="cuda"
     )
     leaves["log_decay"] = torch.where(leaves["log_decay"] < -0.05, -20.0, leaves["log_decay"])
+    leaves["log_decay"][..., :8] = -20.0  # In every token of a chunk.
     errors = relative_errors(compute_recurrence, leaves, others, weights)
     del errors["dlog_decay"]  # That of a decay under the least one is zero.
     assert max(errors.values()) <= 2 * MAX_ERROR[torch.bfloat16], errors
