@@ -9,7 +9,8 @@ PAPER = "gendistill_2026"
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    table: str
+    tables: str
+    """One, or `A, B` where each has one protocol."""
     arm: str
     base: str
 
@@ -26,6 +27,7 @@ CONTRASTS = {
     ),
     "half-instruct": _Rows("Table 18", "Hybrid KDA, KD, completion, 250M", _KD),
     "double-instruct": _Rows("Table 18", "Hybrid KDA, KD, completion, 750M", _KD),
+    "mamba2": _Rows("Table 2, Table 19", "Hybrid Mamba", "Hybrid KDA"),
     "trained-softmax": _Rows("Table 6", "Hybrid KDA, attention trained", "Hybrid KDA, attention frozen"),
     "uniform": _Rows("Table 12", "5 attention layers by Uniform", "5 attention layers by Beam Add"),
     "teacher-single": _Rows("Table 4", "stage 3b on AM-Qwen3-Distilled, 500M", "stage 3b on Smoltalk2, 500M"),
@@ -56,12 +58,14 @@ def printed_effect(arm: str, protocol: str) -> PrintedEffect | None:
     if rows is None:
         return None
     scores: dict[str, dict[str, float]] = {rows.arm: {}, rows.base: {}}
+    table = ""
     for each in paper_scores():
-        place = (each.source, each.table, each.protocol, each.metric)
-        if place == (PAPER, rows.table, protocol, "score") and each.model in scores:
+        place = each.source == PAPER and each.table in rows.tables.split(", ") and each.protocol == protocol
+        if place and each.metric in ("score", "accuracy") and each.model in scores:
+            table = each.table
             scores[each.model][each.benchmark] = each.value
     shared = scores[rows.arm].keys() & scores[rows.base].keys()
     if not shared:
         return None
     differences = [scores[rows.arm][name] - scores[rows.base][name] for name in sorted(shared)]
-    return PrintedEffect(sum(differences) / len(differences), rows.table, len(shared))
+    return PrintedEffect(sum(differences) / len(differences), table, len(shared))
