@@ -11,6 +11,7 @@ import pandas as pd
 from evalsuite.foundation import DataError, read_json, read_jsonl
 from evalsuite.foundation.strict import parse
 from evalsuite.foundation.taxonomy import PROTOCOLS, names_answer
+from evalsuite.reports.admission import find_checkpoint
 from evalsuite.reports.records.reading import NO_CONTEXT, read_score_files
 from evalsuite.reports.records.score_files import score_paths
 from evalsuite.reports.run import Benchmark, Checkpoint, read_manifest
@@ -23,12 +24,9 @@ PROMPT_COLUMNS = ("prompt", "passage", "context", "support", "question", "text")
 
 
 @dataclass(frozen=True)
-class StudyData:
-    """What the page needs."""
+class ScoredDocuments:
+    """The scores of checkpoints on the documents that the teacher has under both protocols."""
 
-    title: str
-    axes: Mapping[str, Axis]
-    hybrids: tuple[str, ...]
     scores: StudyScores
     documents: tuple[tuple[str, int], ...]
     """Id and context of each document of `scores`."""
@@ -36,6 +34,15 @@ class StudyData:
     """Benchmark → title."""
     responses: Mapping[str, Responses]
     """Run name or `TEACHER` → its responses on the documents of `scores`."""
+
+
+@dataclass(frozen=True)
+class StudyData(ScoredDocuments):
+    """What the page needs."""
+
+    title: str
+    axes: Mapping[str, Axis]
+    hybrids: tuple[str, ...]
     prompts: tuple[str, ...]
     checkpoints: Mapping[str, Checkpoint]
     """Run name or `TEACHER` → what the run folder says of its checkpoint."""
@@ -49,23 +56,65 @@ class StudyData:
     """Whether another page has these benchmarks and more of the same runs."""
 
 
-def read_study(run: Path, folder: Path, benchmarks: Sequence[str], *, is_part: bool = False) -> StudyData:
+def read_study(
+    run: Path,
+    folder: Path,
+    benchmarks: Sequence[str],
+    teacher: str | None = None,
+    *,
+    is_part: bool = False,
+) -> StudyData:
     """Read a study.
 
     Args:
         run: run folder with the scores of the teacher and of the students, whose labels are the runs' names.
         folder: output of the study: ``study.json``, ``exposure/``, ``runs.jsonl``.
         benchmarks: those that the page shows.
+        teacher: a name of the teacher; None: the plan's teacher.
 
     Raises:
-        DataError: no teacher, no benchmark or an unknown one, or no documents under both protocols.
+        ConfigError: no such teacher.
+        DataError: no benchmark or an unknown one, or no documents under both protocols.
     """
     file = folder / DESIGN
     design, plan = read_json(file), read_manifest(run)
     planned = tuple(StudyRun(each["student"], each["arm"], each["seed"]) for each in design["runs"])
-    teacher = next((each.label for each in plan.checkpoints if each.role == "teacher"), None)
-    if teacher is None:
-        raise DataError(f"{run}: has no teacher; build it with --teacher")
+    labels = {find_checkpoint(plan, teacher, run).label: TEACHER} | {each.name: each.name for each in planned}
+    found = read_documents(run, benchmarks, labels, planned)
+    jobs = list(read_jsonl(folder / "runs.jsonl"))
+    return StudyData(
+        **vars(found),
+        title=str(design["name"]),
+        axes={name: parse(axis, Axis, f"{file}: axes.{name}") for name, axis in design["axes"].items()},
+        hybrids=tuple(design["hybrids"]),
+        prompts=tuple(_prompts(run, found)),
+        checkpoints={labels[each.label]: each for each in plan.checkpoints if each.label in labels},
+        exposure={
+            each.name: _exposure(folder, each.name, found.scores.names)
+            for each in planned
+            if found.scores.has(each)
+        },
+        gpu_seconds=gpu_seconds(jobs),
+        reasons={row["name"]: row["error"].strip().splitlines()[-1] for row in jobs if row["error"]},
+        is_part=is_part,
+    )
+
+
+def read_documents(
+    run: Path, benchmarks: Sequence[str], labels: Mapping[str, str], planned: tuple[StudyRun, ...] = ()
+) -> ScoredDocuments:
+    """Read the scores of checkpoints; those that lack a document have none.
+
+    Args:
+        run: run folder with scores.
+        benchmarks: those that are read.
+        labels: label of a checkpoint → its name in the scores; the teacher's is `TEACHER`.
+        planned: runs of a study.
+
+    Raises:
+        DataError: no benchmark or an unknown one, or no documents under both protocols.
+    """
+    plan = read_manifest(run)
     both = {each.name: each for each in plan.benchmarks if set(PROTOCOLS) <= {str(p) for p in each.protocols}}
     names = tuple(benchmarks)
     if not names:
@@ -74,7 +123,6 @@ def read_study(run: Path, folder: Path, benchmarks: Sequence[str], *, is_part: b
         )
     if unknown := [name for name in names if name not in both]:
         raise DataError(f"{run}: no benchmark {unknown[0]} with both protocols; it has {', '.join(both)}")
-    labels = {teacher: TEACHER} | {each.name: each.name for each in planned}
     cells = {name: _cell(run, both[name], labels) for name in names}
     keys = [(name, key) for name in names for key in cells[name].documents]
     index = {name: place for place, name in enumerate(names)}
@@ -101,22 +149,8 @@ def read_study(run: Path, folder: Path, benchmarks: Sequence[str], *, is_part: b
         )
         for label in values["generation"]
     }
-    jobs = list(read_jsonl(folder / "runs.jsonl"))
-    return StudyData(
-        title=str(design["name"]),
-        axes={name: parse(axis, Axis, f"{file}: axes.{name}") for name, axis in design["axes"].items()},
-        hybrids=tuple(design["hybrids"]),
-        scores=scores,
-        documents=tuple(key for _, key in keys),
-        titles={name: both[name].title for name in names},
-        responses=responses,
-        prompts=tuple(text for name in names for text in _prompts(run, name, cells[name].documents)),
-        checkpoints={labels[each.label]: each for each in plan.checkpoints if each.label in labels},
-        exposure={run.name: _exposure(folder, run.name, names) for run in planned if scores.has(run)},
-        gpu_seconds=gpu_seconds(jobs),
-        reasons={row["name"]: row["error"].strip().splitlines()[-1] for row in jobs if row["error"]},
-        is_part=is_part,
-    )
+    titles = {name: both[name].title for name in names}
+    return ScoredDocuments(scores, tuple(key for _, key in keys), titles, responses)
 
 
 def gpu_seconds(jobs: Sequence[Mapping[str, Any]]) -> float:
@@ -189,13 +223,14 @@ def _frame(run: Path, benchmark: Benchmark, protocol: str, labels: Mapping[str, 
     return found[found["run"].notna()]
 
 
-def _prompts(run: Path, benchmark: str, documents: Sequence[tuple[str, int]]) -> list[str]:
-    rows = {}
-    for document in read_jsonl(run / "documents" / f"{benchmark}.jsonl"):
-        context = NO_CONTEXT if document["context"] is None else document["context"]
-        shown = [str(document["row"][name]) for name in PROMPT_COLUMNS if name in document["row"]]
-        rows[document["doc_id"], context] = "\n".join(shown)
-    return [rows[key] for key in documents]
+def _prompts(run: Path, found: ScoredDocuments) -> list[str]:
+    scores, rows = found.scores, {}
+    for name in scores.names:
+        for document in read_jsonl(run / "documents" / f"{name}.jsonl"):
+            context = NO_CONTEXT if document["context"] is None else document["context"]
+            shown = [str(document["row"][each]) for each in PROMPT_COLUMNS if each in document["row"]]
+            rows[name, (document["doc_id"], context)] = "\n".join(shown)
+    return [rows[scores.names[b], key] for b, key in zip(scores.benchmarks, found.documents, strict=True)]
 
 
 def _exposure(folder: Path, name: str, benchmarks: Sequence[str]) -> list[dict[str, Any]]:

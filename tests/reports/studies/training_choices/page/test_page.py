@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
@@ -12,8 +13,9 @@ import pytest
 
 from evalsuite.foundation import ConfigError, DataError
 from evalsuite.reports.records.reading import read_run_scores
+from evalsuite.reports.records.score_files import score_path
 from evalsuite.reports.studies.training_choices.page.__main__ import main
-from evalsuite.reports.studies.training_choices.page.documents import write_documents
+from evalsuite.reports.studies.training_choices.page.documents import document_scores, write_documents
 from evalsuite.reports.studies.training_choices.page.effects_page import write_page
 from evalsuite.reports.studies.training_choices.page.reading import read_study
 from evalsuite.reports.studies.training_choices.page.states_page import state_bytes
@@ -181,6 +183,67 @@ def test_drops_can_be_recomputed_from_the_scores_of_documents(
         runs = [means[f"{protocol}/kda-base-seed{seed}"] for seed in (0, 1)]
         drop = 100 * (means[f"{protocol}/teacher"] - sum(runs) / 2)
         assert drop == pytest.approx(_number(drops["`kda`"][column]), abs=0.051)
+
+
+def test_scores_of_all_checkpoints_need_no_study(study: tuple[Path, Path], tmp_path: Path) -> None:
+    run, _ = study
+    assert main([str(run), "--page", "scores", "--out", str(tmp_path)]) == 0
+    data = read_study(*study, NAMES)
+    documents = pd.read_parquet(tmp_path / "documents.parquet")
+    expected = document_scores(data)
+    assert sorted(documents.columns) == sorted(expected.columns)
+    assert documents[expected.columns].equals(expected)
+    scores = pd.read_csv(tmp_path / "scores.csv")
+    key = ["benchmark", "protocol", "context", "seed", "label"]
+    assert scores[key].equals(scores[key].drop_duplicates().sort_values(key, ignore_index=True))
+    assert len(scores) == 10 * 2 * 3
+    for row in scores.fillna({"context": -1}).itertuples():
+        here = (documents["benchmark"] == row.benchmark) & (documents["context"] == row.context)
+        assert row.documents == here.sum()
+        values = documents.loc[here, f"{row.protocol}/{row.label}"]
+        assert row.score == pytest.approx(values.mean(), abs=5.1e-5)
+        assert 0 < row.low < row.score <= row.high <= 1
+    counts = scores.groupby("label")[["looped", "truncated"]].sum()
+    for label, responses in data.responses.items():
+        found = [(responses.outcome == name).sum() for name in counts.columns]
+        assert list(counts.loc[label]) == found
+    assert counts.loc["kda-ce-seed0", "looped"] > 0
+
+
+def test_any_checkpoint_can_be_the_teacher_and_those_with_too_few_documents_have_no_column(
+    study: tuple[Path, Path], tmp_path: Path
+) -> None:
+    run = shutil.copytree(study[0], tmp_path / "run")
+    frame = read_run_scores(run, "needles", "generation").set_index("checkpoint")
+    fingerprint = frame["fingerprint"].loc["kda-ce-seed1"].iloc[0]
+    score_path(run, "needles", "generation", fingerprint).unlink()
+    arguments = [str(run), "--page", "scores", "--out", str(tmp_path), "--teacher", "kda-base-seed0"]
+    assert main([*arguments, "--without", "options"]) == 0
+    documents = pd.read_parquet(tmp_path / "documents.parquet")
+    expected = document_scores(read_study(*study, ["needles"]))
+    assert documents["generation/teacher"].equals(expected["generation/kda-base-seed0"])
+    assert documents["generation/the teacher"].equals(expected["generation/teacher"])
+    assert not [name for name in documents if name.endswith("/kda-ce-seed1")]
+    scores = pd.read_csv(tmp_path / "scores.csv")
+    assert set(scores["benchmark"]) == {"needles"}
+    assert set(scores.loc[scores["label"] == "kda-ce-seed1", "protocol"]) == {"loglikelihood"}
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ([], "--page effects: needs --study"),
+        (["--page", "scores", "--study", "study"], "--page scores: takes no --study"),
+        (["--page", "scores"], "'teacher' and the teacher, 'base', would have one name"),
+    ],
+)
+def test_what_scores_cannot_be_written_of_is_refused(
+    options: list[str], why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = make_run(tmp_path / "run", BENCHMARKS[:1], {"base": 0.9, "teacher": 0.5})
+    assert main([str(run), "--out", str(tmp_path / "page"), *options]) == 64
+    assert why in capsys.readouterr().err
+    assert not (tmp_path / "page").exists()
 
 
 def test_missing_and_collapsed_runs_are_named(study: tuple[Path, Path], tmp_path: Path) -> None:
