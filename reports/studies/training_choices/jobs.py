@@ -81,15 +81,19 @@ def study_design(name: str, study: Study) -> dict[str, Any]:
         for run in study_runs(study)
     ]
     axes = {name: axis.model_dump(mode="json") for name, axis in study.axes.items()}
-    hybrids = [] if study.selection is None else study.selection.students
+    selected = [] if study.selection is None else study.selection.students
     return {
         "name": Path(name).stem,
         "recipe": study.recipe,
         "suite": study.suite,
         "axes": axes,
-        "hybrids": hybrids,
+        "hybrids": [name for name in study.students if name in selected or _has_softmax(study, name)],
         "runs": runs,
     }
+
+
+def _has_softmax(study: Study, student: str) -> bool:
+    return bool(load_recipe(f"{study.recipe}:{student}").student.softmax_layers)
 
 
 def run_job(job: Job, setting: Setting) -> None:

@@ -1,4 +1,4 @@
-"""Effects of training choices under both protocols, and the drop of the best pure student."""
+"""Effects of training choices under both protocols, and the drop of the best student."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -130,11 +130,11 @@ def drop(
     return Drop(student, len(runs), **made, gap=gap)  # type: ignore[arg-type]
 
 
-def best_pure(scores: StudyScores, hybrids: Sequence[str]) -> Drop | None:
-    """Return the drop of the pure student whose base has the highest mean score over both protocols."""
-    drops = [
-        found
-        for student in scores.students
-        if student not in hybrids and (found := drop(scores, student)) is not None
-    ]
+def best_student(scores: StudyScores, hybrids: Sequence[str]) -> Drop | None:
+    """Return the drop of the student whose base has the highest mean score over both protocols.
+
+    Hybrids count if the study has no pure student.
+    """
+    pure = [student for student in scores.students if student not in hybrids]
+    drops = [found for student in pure or scores.students if (found := drop(scores, student)) is not None]
     return min(drops, key=lambda each: each.loglikelihood.point + each.generation.point, default=None)

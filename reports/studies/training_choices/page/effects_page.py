@@ -8,7 +8,7 @@ from evalsuite.foundation import counted, write_text
 from evalsuite.foundation.taxonomy import PROTOCOL_TITLES, PROTOCOLS
 from evalsuite.reports.formatting import percent
 from evalsuite.reports.studies.training_choices.analysis.effects import (
-    best_pure,
+    best_student,
     drop,
     effects,
     teacher_leads,
@@ -73,12 +73,13 @@ def write_page(data: StudyData, out: Path, refused: Mapping[str, str] = MappingP
 
 
 def _headline(data: StudyData) -> str:
-    best = best_pure(data.scores, data.hybrids)
+    best = best_student(data.scores, data.hybrids)
     lost = best and drop(data.scores, best.student, units=teacher_leads(data.scores))
     if best is None or lost is None:
         return "Too few runs are finished for an interval over runs."
+    kind = "hybrid" if best.student in data.hybrids else "pure student"
     return (
-        f"The best pure student is `{best.student}` (runs of the base: {best.runs}): its drop is "
+        f"The best {kind} is `{best.student}` (runs of the base: {best.runs}): its drop is "
         f"{with_interval(best.loglikelihood)} points under log-likelihood and "
         f"{with_interval(best.generation)} under generation, on the same documents. {best.finding} Of the "
         f"teacher's lead over chance it has lost {percent(lost.loglikelihood.point)} % under log-likelihood "

@@ -134,4 +134,5 @@ def test_the_design_names_the_run_behind_every_label() -> None:
         "runs"
     ]
     assert design["hybrids"] == ["hybrid"]
+    assert study_design("on-policy-smollm2", load_study("on-policy-smollm2"))["hybrids"] == ["uniform"]
     assert design["axes"]["layers"]["arms"] == ["uniform"]

@@ -5,7 +5,7 @@ import pytest
 
 from evalsuite.reports.statistics.intervals import Interval
 from evalsuite.reports.studies.training_choices.analysis.effects import (
-    best_pure,
+    best_student,
     drop,
     effects,
     teacher_leads,
@@ -87,17 +87,20 @@ def test_verdict_compares_signs(low: float, high: float, printed: float, expecte
     assert verdict(Interval((low + high) / 2, low, high), printed) == expected
 
 
-def test_best_pure_student_and_the_finding(make_scores: Make) -> None:
+def test_best_student_and_the_finding(make_scores: Make) -> None:
     scores = make_scores()
-    best = best_pure(scores, ["hybrid"])
+    best = best_student(scores, ["hybrid"])
     assert best is not None
     assert best.student == "kda"
     assert best.loglikelihood.low <= 0.12 <= best.loglikelihood.high
     assert best.generation.low <= 0.45 <= best.generation.high
     assert best.gap.point == pytest.approx(best.generation.point - best.loglikelihood.point)
     assert "finding holds here" in best.finding
+    hybrid = best_student(scores, scores.students)
+    assert hybrid is not None
+    assert hybrid == drop(scores, hybrid.student)
     turned = {key: (levels[1], levels[0]) for key, levels in LEVELS.items()}
-    opposite = best_pure(make_scores(turned), ["hybrid"])
+    opposite = best_student(make_scores(turned), ["hybrid"])
     assert opposite is not None
     assert "does not hold here" in opposite.finding
     even = drop(make_scores({("kda", BASE): (0.7, 0.7)}), "kda")
