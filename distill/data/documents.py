@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from evalsuite.distill.data.chunks import Position, Reader
-from evalsuite.distill.data.examples import Example, shuffled
+from evalsuite.distill.data.examples import Parsed, shuffled
 from evalsuite.distill.data.packing import Document
 from evalsuite.distill.data.workers import WorkerPool
 from evalsuite.distill.recipe.data_sources import DataSourceConfig, TableSourceConfig
@@ -40,7 +40,7 @@ class Shard:
     epoch: int
     number: int
     position: Position
-    examples: list[Example]
+    examples: list[Parsed]
     following: Position | None
 
 
@@ -53,7 +53,7 @@ class Group:
 
     shard: Shard
     number: int
-    examples: list[Example]
+    examples: list[Parsed]
     is_last: bool
 
 
@@ -100,7 +100,7 @@ class SourceDocuments:
         """Yield groups of tokenized documents from a place in the source; endless if it is infinite.
 
         Raises:
-            DataError: no document passes the source's filters, or a row cannot be read.
+            DataError: no document passes the source's filters, or a row cannot be read or tokenized.
         """
         shards = self._shards(epoch, shard, position or self._reader.start())
         tasks = (
@@ -176,7 +176,7 @@ class SourceDocuments:
                         num_read, num_partial = num_read + len(found.examples), 0
             shard, first = ahead.popleft() if ahead else _complete(shards), 0
 
-    def _ordered(self, shard: Shard) -> list[Example]:
+    def _ordered(self, shard: Shard) -> list[Parsed]:
         if not isinstance(self.source, TableSourceConfig):
             return shard.examples
         return shuffled(shard.examples, self.seed, self.source.seed, shard.epoch, shard.number)
@@ -207,8 +207,10 @@ class SourceDocuments:
                 return
             start = first.following
         chunks = self._reader.chunks(start)
-        examples: list[Example] = []
-        for chunk, parsed in self._pool.map("parse", ((chunk, (self._name, chunk)) for chunk in chunks)):
+        examples: list[Parsed] = []
+        for chunk, parsed in self._pool.map(
+            "parse", ((chunk, (self._name, chunk, True)) for chunk in chunks)
+        ):
             for row, example in enumerate(parsed, 1):
                 if example is None:
                     continue
@@ -237,11 +239,11 @@ def _complete(shards: Iterator[Shard | int]) -> Shard | None:
     return next((found for found in shards if not isinstance(found, int)), None)
 
 
-def _pieces(examples: Sequence[Example]) -> Iterator[tuple[Sequence[Example], bool]]:
+def _pieces(examples: Sequence[Parsed]) -> Iterator[tuple[Sequence[Parsed], bool]]:
     """Cut examples into pieces of TASK_CHARACTERS, each with whether it is the last; at least one piece."""
     start = size = 0
     for end, example in enumerate(examples, 1):
-        size += sum(len(text) for text, _ in example.segments)
+        size += example.length
         if size >= TASK_CHARACTERS and end < len(examples):
             yield examples[start:end], False
             start, size = end, 0

@@ -31,6 +31,11 @@ class Example:
         return "".join(text for text, _ in self.segments)
 
     @property
+    def length(self) -> int:
+        """Characters of the text."""
+        return sum(len(text) for text, _ in self.segments)
+
+    @property
     def first_turn(self) -> tuple[str, str]:
         """The text before the first completion segment, and this segment; both empty if there is none."""
         for number, (text, is_completion) in enumerate(self.segments):
@@ -39,14 +44,41 @@ class Example:
         return "", ""
 
 
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A conversation whose segments are not found yet, which takes further renderings.
+
+    `length`: characters of its text. `place`: of its row, for messages.
+    """
+
+    messages: list[dict[str, Any]]
+    length: int
+    place: str
+
+
+Parsed = Example | Conversation
+
+
+def segmented(
+    messages: list[dict[str, Any]], text: str, render: Render, end_tokens: tuple[str, ...]
+) -> Example:
+    """The example of a conversation that renders to `text`. Raises as `conversation_segments` does."""
+    return Example(conversation_segments(messages, text, render), text.rstrip().endswith(end_tokens))
+
+
 def parse_row(
-    row: dict[str, Any], source: TableSourceConfig, render: Render | None, end_tokens: tuple[str, ...] = ()
-) -> Example | None:
+    row: dict[str, Any],
+    source: TableSourceConfig,
+    render: Render | None,
+    end_tokens: tuple[str, ...] = (),
+    place: str | None = None,
+) -> Parsed | None:
     """Convert a row to an example; None if the source's filters drop it.
 
     Args:
         render: renders conversations; needed if the source has `messages`.
         end_tokens: texts of the tokens that can end a conversation (see `chat.end_tokens`).
+        place: of the row; where it is given, the segments of a conversation are left to be found later.
 
     Raises:
         DataError: a column is missing (with the nearest existing name) or has the wrong type, or the chat
@@ -75,7 +107,9 @@ def parse_row(
         # Turns take further renderings, and most conversations may belong to other parts of the source.
         if not passes_filters(text, source):
             return None
-        return Example(conversation_segments(messages, text, render), text.rstrip().endswith(end_tokens))
+        if place is not None:
+            return Conversation(messages, len(text), place)
+        return segmented(messages, text, render, end_tokens)
     if source.prompt is not None and source.completion is not None:
         prompt, completion = _text(row, source.prompt), _text(row, source.completion)
         example = Example(((prompt, False), (completion, True)))

@@ -16,7 +16,7 @@ import numpy as np
 
 from evalsuite.distill.data.chat import read_messages, thoughts_of
 from evalsuite.distill.data.chunks import Chunk
-from evalsuite.distill.data.examples import Example
+from evalsuite.distill.data.examples import Example, Parsed
 from evalsuite.distill.data.preparation import Preparation, row_of
 from evalsuite.distill.data.readers import open_reader
 from evalsuite.distill.recipe import Recipe
@@ -183,7 +183,7 @@ def _read(name: str, source: DataSourceConfig, preparation: Preparation, documen
         if len(rows.examples) < documents and rows.count < MAX_ROWS:
             parsed = preparation.parse(name, chunk)
             rows.count += len(parsed)
-            rows.examples += [example for example in parsed if example is not None]
+            rows.examples += [example for example in parsed if isinstance(example, Example)]
             if column is not None and rows.turns is not None:
                 _count_turns(rows.turns, column, chunk, parsed)
         elif not isinstance(source, LocalSourceConfig) or sum(rows.files.values()) >= FILE_ROWS:
@@ -195,7 +195,7 @@ def _read(name: str, source: DataSourceConfig, preparation: Preparation, documen
     return rows
 
 
-def _count_turns(turns: Turns, column: str, chunk: Chunk, parsed: Sequence[Example | None]) -> None:
+def _count_turns(turns: Turns, column: str, chunk: Chunk, parsed: Sequence[Parsed | None]) -> None:
     for number, (row, example) in enumerate(zip(chunk.items, parsed, strict=True)):
         if example is not None:
             turns.count(read_messages(row_of(row)[column], column), chunk.place(number))

@@ -205,6 +205,9 @@ class StageDataLoader:
 def validate_data(sources: DataSources, stages: Sequence[Stage]) -> None:
     """Read the first batch of every stage, so that invalid data is refused before training starts.
 
+    That is rows of the first shuffle buffers, and turns that a chat template drops of the documents that are
+    tokenized for the batch; those of later documents are refused when they are reached.
+
     Raises:
         DataError: a missing file or column, no document after filtering, or no loss token in the first batch.
     """

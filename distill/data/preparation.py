@@ -1,13 +1,14 @@
 """Preparation of rows: parsing, rendering, filtering and tokenizing, in any process."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from itertools import count, islice
 from typing import Any
 
 from evalsuite.distill.data.chat import Render, end_tokens, source_renderer
 from evalsuite.distill.data.chunks import Chunk
-from evalsuite.distill.data.examples import Example, parse_row, shuffled
+from evalsuite.distill.data.examples import Example, Parsed, parse_row, segmented, shuffled
 from evalsuite.distill.data.packing import Document, repeat_spans, tokenize
 from evalsuite.distill.data.readers import open_reader
 from evalsuite.distill.recipe.data_sources import DataSourceConfig, PocketSourceConfig, TableSourceConfig
@@ -55,8 +56,11 @@ class Preparation:
     def _end_tokens(self) -> tuple[str, ...]:
         return () if self._chat_tokenizer is None else end_tokens(self._chat_tokenizer)
 
-    def parse(self, name: str, chunk: Chunk) -> list[Example | None]:
+    def parse(self, name: str, chunk: Chunk, later: bool = False) -> list[Parsed | None]:
         """The examples of a chunk's rows; None for rows that the source's filters drop.
+
+        Args:
+            later: leave the segments of conversations to `tokenize`; otherwise all are examples.
 
         Raises:
             ConfigError: the source's chat template does not fit.
@@ -66,18 +70,23 @@ class Preparation:
         if isinstance(source, PocketSourceConfig):
             return list(_pocket_examples(source, chunk.rows))
         assert isinstance(source, TableSourceConfig)
-        render, found = self._renderer(name), list[Example | None]()
+        render, found = self._renderer(name), list[Parsed | None]()
         for number, row in enumerate(chunk.items):
-            try:
-                found.append(parse_row(row_of(row), source, render, self._end_tokens))
-            except DataError as error:
-                raise DataError(f"data source '{name}': {chunk.place(number)}: {error}") from None
+            place = chunk.place(number)
+            with _named_row(name, place):
+                parsed = parse_row(row_of(row), source, render, self._end_tokens, place if later else None)
+                found.append(parsed)
         return found
 
-    def tokenize(self, name: str, examples: Sequence[Example], mask_prompt: bool) -> list[Document]:
-        """The documents of these examples (see `packing.tokenize`)."""
+    def tokenize(self, name: str, examples: Sequence[Parsed], mask_prompt: bool) -> list[Document]:
+        """The documents of these examples (see `packing.tokenize`).
+
+        Raises:
+            DataError: as `conversation_segments`; the message names source, file and row.
+        """
         source = self._sources[name]
-        documents = tokenize(examples, self._encoder, self._eos_id, mask_prompt=mask_prompt)
+        found = [self._segmented(name, example) for example in examples]
+        documents = tokenize(found, self._encoder, self._eos_id, mask_prompt=mask_prompt)
         if source.repeat_chunk_tokens is None:
             return documents
         return [
@@ -85,12 +94,30 @@ class Preparation:
             for document in documents
         ]
 
+    def _segmented(self, name: str, example: Parsed) -> Example:
+        """Rendered again: a shuffle buffer of texts and messages would be twice as large."""
+        if isinstance(example, Example):
+            return example
+        render = self._renderer(name)
+        assert render is not None
+        with _named_row(name, example.place):
+            text = render(example.messages, False)
+            return segmented(example.messages, text, render, self._end_tokens)
+
+
+@contextmanager
+def _named_row(source: str, place: str) -> Iterator[None]:
+    try:
+        yield
+    except DataError as error:
+        raise DataError(f"data source '{source}': {place}: {error}") from None
+
 
 def read_examples(name: str, source: DataSourceConfig, tokenizer: Any) -> Iterator[Example]:
     """Yield the examples of a source once, in its own order. Raises DataError as readers do."""
     reader, preparation = open_reader(source, name), Preparation({name: source}, tokenizer)
     for chunk in reader.chunks(reader.start()):
-        yield from (example for example in preparation.parse(name, chunk) if example is not None)
+        yield from (each for each in preparation.parse(name, chunk) if isinstance(each, Example))
 
 
 def read_shuffled(name: str, source: DataSourceConfig, tokenizer: Any, seed: int) -> Iterator[Example]:

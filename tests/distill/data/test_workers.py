@@ -3,7 +3,9 @@
 import json
 import os
 import threading
+from contextlib import nullcontext
 from itertools import islice, pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ import pytest
 from evalsuite.distill.data import documents, loader, side_by_side, workers
 from evalsuite.distill.data.documents import Share
 from evalsuite.distill.data.exchange import interleave_shares
-from evalsuite.distill.data.loader import DataSources, StageDataLoader
+from evalsuite.distill.data.loader import DataSources, StageDataLoader, validate_data
 from evalsuite.distill.data.packing import Document
 from evalsuite.distill.data.preparation import Preparation
 from evalsuite.distill.data.workers import WorkerPool, default_num_workers
@@ -141,9 +143,9 @@ def counting(monkeypatch):
             self.num_parsed = self.num_tokenized = 0
             made.append(self)
 
-        def parse(self, name, chunk):
+        def parse(self, name, chunk, *later):
             self.num_parsed += len(chunk.rows)
-            return super().parse(name, chunk)
+            return super().parse(name, chunk, *later)
 
         def tokenize(self, name, examples, mask_prompt):
             self.num_tokenized += len(examples)
@@ -189,6 +191,29 @@ def test_processes_share_tokenization_and_batches(recipe, tokenizer, world_size,
     *shares, whole = [preparation.num_tokenized for preparation in counting]
     assert sum(shares) == whole
     assert max(shares) <= 1.2 * whole / world_size
+
+
+@pytest.mark.parametrize(("row", "is_first"), [(5, True), (30, False)])
+def test_a_turn_that_the_template_drops_is_refused_when_it_is_tokenized(
+    recipe, tokenizer, monkeypatch, row, is_first
+):
+    monkeypatch.setattr(documents, "GROUP_SIZE", 25)
+    rows = Path(recipe.data["chat"].files[0])
+    lines = rows.read_text().splitlines(keepends=True)
+    lines[row - 1] = lines[row - 1].replace('"assistant", "content": "', '"assistant", "content": "DROPPED ')
+    rows.write_text("".join(lines))
+    template = (
+        "{% for each in messages %}{{ each.role }}: {{ each.content.split('DROPPED')[0] }}\n{% endfor %}"
+    )
+    changes = {"chat_template": template, "min_characters": 0}
+    data = {"chat": recipe.data["chat"].model_copy(update=changes)}
+    stage = recipe.stages[0].model_copy(update={"data": "chat", "batch_size": 1})
+    sources = DataSources(data, tokenizer, seed=recipe.seed)
+    message = rf"^data source 'chat': .*rows\.jsonl, row {row}: the chat template drops or rewrites the last"
+    with pytest.raises(DataError, match=message) if is_first else nullcontext():
+        validate_data(sources, [stage])
+    with pytest.raises(DataError, match=message):
+        list(islice(StageDataLoader(sources, stage), 40))
 
 
 def test_a_shuffle_buffer_is_read_while_the_one_before_is_consumed(recipe, tokenizer, monkeypatch, counting):
