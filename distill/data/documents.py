@@ -12,6 +12,8 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
 
 from evalsuite.distill.data.chunks import Position, Reader
 from evalsuite.distill.data.examples import Parsed, shuffled
@@ -71,7 +73,7 @@ class Share:
 
 
 class SourceDocuments:
-    """The documents of one source; stages share it, and with it the shard that was read last.
+    """The documents of one source; stages share it, and with it what an iteration began with.
 
     Args:
         name: for messages.
@@ -86,6 +88,9 @@ class SourceDocuments:
         self._warned: set[str] = set()
         self._first: Shard | None = None
         """The shard that an iteration began with: validation reads it, and the first stage needs it again."""
+        self._tokenized: dict[bool, tuple[tuple[Any, ...], list[Document]]] = {}
+        """By `mask_prompt`, where an iteration began, and this process' share of the first group, as long as
+        its shard is remembered."""
 
     def groups(
         self,
@@ -102,16 +107,24 @@ class SourceDocuments:
         Raises:
             DataError: no document passes the source's filters, or a row cannot be read or tokenized.
         """
-        shards = self._shards(epoch, shard, position or self._reader.start())
+        position = position or self._reader.start()
+        groups = self._read_groups(self._shards(epoch, shard, position), number, share)
+        place = (epoch, shard, position, number, share)
+        remembered, own = self._tokenized.get(mask_prompt, (None, []))
+        is_known = remembered == place
+        if is_known:
+            yield from ((group, share.exchange(own)) for group in islice(groups, 1))
         tasks = (
             ((group, is_end), (self._name, examples, mask_prompt))
-            for group in self._read_groups(shards, number, share)
+            for group in groups
             for examples, is_end in _pieces(group.examples)
         )
-        own: list[Document] = []
+        own = []
         for (group, is_end), documents in self._pool.map("tokenize", tasks):
             own += documents
             if is_end:
+                if not is_known:
+                    self._tokenized[mask_prompt], is_known = (place, own), True
                 yield group, share.exchange(own)
                 own = []
 
@@ -225,6 +238,7 @@ class SourceDocuments:
     def _remember(self, shard: Shard, beginning: Position) -> Shard:
         """Remember the first shard of an iteration, until the second one is read."""
         self._first = shard if shard.position == beginning else None
+        self._tokenized.clear()
         return shard
 
     @property

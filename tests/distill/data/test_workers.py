@@ -193,6 +193,30 @@ def test_processes_share_tokenization_and_batches(recipe, tokenizer, world_size,
     assert max(shares) <= 1.2 * whole / world_size
 
 
+@pytest.mark.parametrize("group_size", [16, 512])
+def test_stages_that_begin_at_the_same_place_tokenize_it_once(
+    recipe, tokenizer, monkeypatch, counting, group_size
+):
+    monkeypatch.setattr(documents, "GROUP_SIZE", group_size)
+    alone, full = batches(recipe, tokenizer, 40), recipe.stages[0]
+    masked = full.model_copy(update={"loss_mask": "completion"})
+    sources, found = DataSources(recipe.data, tokenizer, seed=recipe.seed), []
+    for stage in (full, masked, full, masked):
+        validate_data(sources, [stage])
+        found.append(counting[-1].num_tokenized)
+    if group_size == 512:
+        assert found == [found[0], *[2 * found[0]] * 3]
+        sources.share = Share(0, 2)
+        validate_data(sources, [full])
+        assert counting[-1].num_tokenized == pytest.approx(2.5 * found[0], abs=3)
+        sources.share = Share()
+    for _ in range(2):
+        # The second time, what the iterations began with is not remembered any more.
+        steps = batches(recipe, tokenizer, 40, sources=sources)
+        assert content(steps) == content(alone)
+        assert [step.state for step in steps] == [step.state for step in alone]
+
+
 @pytest.mark.parametrize(("row", "is_first"), [(5, True), (30, False)])
 def test_a_turn_that_the_template_drops_is_refused_when_it_is_tokenized(
     recipe, tokenizer, monkeypatch, row, is_first
