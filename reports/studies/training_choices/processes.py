@@ -80,7 +80,7 @@ class Outcome(NamedTuple):
 
 @dataclass
 class _Queue:
-    """Jobs that are to be handed out, in their order; those of other drivers after a while."""
+    """Jobs that are to be handed out, in their order; those of other drivers last, and after a while."""
 
     waiting: list[Job]
     held: dict[str, float] = field(default_factory=dict)
@@ -92,10 +92,10 @@ class _Queue:
         now = time.monotonic()
         return next((j for j in self.waiting if j.is_ready() and self.held.get(j.name, now) <= now), None)
 
-    def put_back(self, job: Job, jobs: Sequence[Job]) -> None:
-        """Return a job of another driver to its place."""
+    def put_back(self, job: Job) -> None:
+        """Return a job of another driver to the end, so that it keeps no worker from jobs that nobody has."""
         self.held[job.name] = time.monotonic() + LOOK_SECONDS
-        self.waiting = sorted([*self.waiting, job], key=jobs.index)
+        self.waiting.append(job)
 
     @property
     def others(self) -> bool:
@@ -149,7 +149,7 @@ def run_study(
                     how = f"its process ended {process.how_it_ended()}"
                     outcome = Outcome(job.name, how, 0.0, process.devices)
                 if outcome.error == HELD:
-                    queue.put_back(job, jobs)
+                    queue.put_back(job)
                 else:
                     yield outcome
     finally:

@@ -17,7 +17,7 @@ from evalsuite.reports.studies.training_choices import processes
 from evalsuite.reports.studies.training_choices.__main__ import main
 from evalsuite.reports.studies.training_choices.design import DESIGNS
 from evalsuite.reports.studies.training_choices.jobs import Job, Setting
-from evalsuite.reports.studies.training_choices.processes import HELD, carry_out, run_study
+from evalsuite.reports.studies.training_choices.processes import HELD, _Queue, carry_out, run_study
 from tests.reports.studies.training_choices.study_worker import KindWorker
 
 
@@ -115,6 +115,21 @@ def test_jobs_of_another_driver_are_tried_again_unless_it_finishes_them(
     jobs = [_job(tmp_path, "held-one"), _job(tmp_path, "lost-two"), _job(tmp_path, "late", "held-one")]
     found = run_study(_setting(tmp_path), jobs, workers=1, seconds=60, worker=KindWorker)
     assert list(found) == [("held-one", "", 0.5, None), ("late", "", 0.5, None)]
+
+
+def test_jobs_of_other_drivers_come_after_those_that_nobody_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However soon they are tried again; among themselves, the one that was held longest ago comes first."""
+    monkeypatch.setattr(processes, "LOOK_SECONDS", 0.0)
+    queue, handed_out = _Queue([_job(tmp_path, name) for name in ("one", "two", "three")]), []
+    for _ in range(6):
+        job = queue.next()
+        assert job is not None
+        handed_out.append(job.name)
+        queue.waiting.remove(job)
+        queue.put_back(job)
+    assert handed_out == ["one", "two", "three"] * 2
 
 
 def _lock(setting: Setting, job: Job) -> AbstractContextManager[None]:
