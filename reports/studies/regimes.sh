@@ -2,9 +2,10 @@
 # Regimes A and B (arXiv 2504.14366, Table 4) on SmolLM2-135M, in the folder of a packed study (pack.sh) where teacher-smollm2, the
 # unmodified checkpoint, and out/teacher/softmax, tuned by recipe generator, lie. The shard, out/regimes.tar.xz, is scored at home.
 #
-#     GPUS="0 1" WORKERS=6 host.sh start bash code/reports/studies/regimes.sh REQUESTS      of suite generator, for the teacher's tokenizer
+#     GPUS="0 1" WORKERS=6 host.sh start bash code/reports/studies/regimes.sh REQUESTS      of suite generator, or of suites/regimes.yaml
+#                                                                                        with needles, for the teacher's tokenizer
 #
-# Smaller: FIRST="stage.text.tokens=4k …" LAST="stage.instruct.tokens=4k …" regimes.sh REQUESTS
+# Another run: FIRST="seed=1" LAST="seed=1" regimes.sh REQUESTS; smaller: FIRST="stage.text.tokens=4k …" LAST="stage.instruct.tokens=4k …"
 set -euo pipefail
 requests=$1 gpus=(${GPUS:-0})
 export GENERATOR_DATA=${GENERATOR_DATA:-$PWD/questions} EVALSUITE_DATA=${EVALSUITE_DATA:-$PWD/data}
