@@ -42,14 +42,27 @@ def headline(report: Report) -> str:
         return f"Ship {label}: of its teacher's lead it keeps {rest}"
     if first.verdict == "passes":
         return f"Ship {label}: it passes {policy}, and of its teacher's lead it keeps {rest}"
+    least = f"{label} loses least{_not_apart(rows, first)}"
     if all(row.verdict == "loses" for row in rows):
         return (
-            f"No student keeps {100 * BAR:g} % of its teacher's lead in every way. {label} loses least: it "
-            f"keeps {rest}"
+            f"No student keeps {100 * BAR:g} % of its teacher's lead in every way. {least}: it keeps {rest}"
         )
     if all(row.verdict == "fails" for row in rows):
-        return f"No student passes {policy}. {label} loses least: of its teacher's lead it keeps {rest}"
-    return f"{label} loses least: of its teacher's lead it keeps {rest}"
+        return f"No student passes {policy}. {least}: of its teacher's lead it keeps {rest}"
+    return f"{least}: of its teacher's lead it keeps {rest}"
+
+
+def _not_apart(rows: Sequence[StudentRow], first: StudentRow) -> str:
+    """Says how many others' lowest shares may be as high; empty if none by its interval, which proves it."""
+    level = [
+        row
+        for row in rows
+        if row is not first
+        and row.worst.interval is not None
+        and first.worst.interval is not None
+        and row.worst.interval.high >= first.worst.interval.low
+    ]
+    return f", though its interval meets that of {counted(len(level), 'other')}" if level else ""
 
 
 def _gained(report: Report, row: StudentRow) -> str:

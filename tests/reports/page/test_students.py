@@ -196,3 +196,14 @@ def test_verdicts_are_those_of_a_policy(tmp_path: Path) -> None:
     assert set(found.values()) == {"fails"}
     assert sentence.startswith("No student passes policy mine.yaml. whole loses least: ")
     assert verdicts({"metric": "kl", "max": 1.0})[0] == dict.fromkeys(students, "not measured")
+
+
+def test_a_headline_says_how_many_others_may_lose_as_little(tmp_path: Path) -> None:
+    students = {
+        "first": level(0.70, 0.70, {512: 0.6, 4096: 0.60}),
+        "second": level(0.70, 0.70, {512: 0.6, 4096: 0.59}),
+        "last": level(0.70, 0.70, {512: 0.3, 4096: 0.05}),
+    }
+    make(tmp_path / "run", students, level(0.90, 0.90, {512: 0.95, 4096: 0.95}))
+    sentence = headline(build_report([tmp_path / "run"]))
+    assert " loses least, though its interval meets that of 1 other: it keeps " in sentence
