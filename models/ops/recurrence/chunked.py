@@ -24,7 +24,7 @@ whose only loop runs over the chunks of the longest sequence.
 """
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,15 +47,7 @@ def chunked(inputs: RecurrenceInputs, chunk_size: int | None = None) -> tuple[Te
     T · (chunk_size + K·V / chunk_size).
     """
     q, k, v, dtype = inputs.q, inputs.k, inputs.v, inputs.state_dtype
-    batch, length, _, width = k.shape
-    chunk_size = chunk_size or min(MAX_CHUNK_SIZE, next_power_of_2(width))
-    chunk_size = min(chunk_size, next_power_of_2(length))
-    if inputs.cu_seqlens is None:
-        num_active = (batch,) * -(-length // chunk_size)
-        layout = ChunkLayout(batch=batch, length=length, chunk_size=chunk_size, num_active=num_active)
-    else:
-        layout = packed_layout(inputs.cu_seqlens, length, chunk_size)
-    state = inputs.state()
+    layout, state = _layout(inputs, chunk_size), inputs.state()
     if layout.num_steps == 0:
         return torch.zeros_like(v), state
 
@@ -70,6 +62,49 @@ def chunked(inputs: RecurrenceInputs, chunk_size: int | None = None) -> tuple[Te
         erase = None if inputs.erase is None else inputs.erase.map(lambda x: layout.chunk(x.to(dtype)))
         out, state = _run_chunks(layout, queries, keys, values, cumulative_decay, betas, erase, state)
         return layout.unchunk(out).to(v.dtype), state
+
+
+def with_reads(
+    inputs: RecurrenceInputs, compute: Callable[[Callable[[Tensor], Tensor], Tensor], Tensor]
+) -> Tensor:
+    """Compute what needs the outputs of a recurrence for many queries, from the same states of its chunks.
+
+    Args:
+        inputs: `plain` ones of the additive rule without a decay per channel; `scale` has no effect.
+        compute: of a function from queries [M, H, C, K] to outputs [M, H, C, V], both in chunks, and of
+            `inputs.q` in chunks; returns [M, H, C, V].
+
+    Returns:
+        What `compute` returned, as [B, T, H, V].
+    """
+    layout, dtype = _layout(inputs), inputs.state_dtype
+    if layout.num_steps == 0:
+        return torch.zeros_like(inputs.v)
+    with torch.autocast(inputs.k.device.type, enabled=False):
+        queries, keys, values = (layout.chunk(x.to(dtype)) for x in (inputs.q, inputs.k, inputs.v))
+        log_decay = inputs.decay_per_token
+        if log_decay is None:
+            log_decay = inputs.k.new_zeros(inputs.k.shape[:3])
+        cumulative_decay = layout.chunk(log_decay.to(dtype)).cumsum(2)
+        weights, (decay, to_end, carry) = _decays_between(cumulative_decay), _decays(cumulative_decay)
+        by_channel = keys.transpose(-1, -2)
+        writes = by_channel * to_end.transpose(-1, -2)
+        before, _, _ = _carry_state(layout, writes, values, None, carry, inputs.state())
+
+        def read(q: Tensor) -> Tensor:
+            return ((q @ by_channel) * weights) @ values + (q * decay) @ before
+
+        return layout.unchunk(compute(read, queries)).to(inputs.v.dtype)
+
+
+def _layout(inputs: RecurrenceInputs, chunk_size: int | None = None) -> "ChunkLayout":
+    batch, length, _, width = inputs.k.shape
+    chunk_size = chunk_size or min(MAX_CHUNK_SIZE, next_power_of_2(width))
+    chunk_size = min(chunk_size, next_power_of_2(length))
+    if inputs.cu_seqlens is not None:
+        return packed_layout(inputs.cu_seqlens, length, chunk_size)
+    num_active = (batch,) * -(-length // chunk_size)
+    return ChunkLayout(batch=batch, length=length, chunk_size=chunk_size, num_active=num_active)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,10 +295,15 @@ def decayed_scores(rows: Tensor, k: Tensor, cumulative_decay: Tensor | None) -> 
     scores = rows @ k.transpose(-1, -2)
     if cumulative_decay is None:
         return scores.tril()
-    size = k.shape[2]
-    future = torch.ones(size, size, dtype=torch.bool, device=k.device).triu(1)
+    return scores * _decays_between(cumulative_decay)
+
+
+def _decays_between(cumulative_decay: Tensor) -> Tensor:
+    """Decays from token j to t of a chunk for j ≤ t (else 0), of one per head [M, H, C]: [M, H, C, C]."""
+    size = cumulative_decay.shape[-1]
+    future = torch.ones(size, size, dtype=torch.bool, device=cumulative_decay.device).triu(1)
     span = cumulative_decay.unsqueeze(-1) - cumulative_decay.unsqueeze(-2)
-    return scores * span.masked_fill(future, -torch.inf).exp()
+    return span.masked_fill(future, -torch.inf).exp()
 
 
 def _channel_scores(rows: Tensor, k: Tensor, cumulative_decay: Tensor) -> Tensor:

@@ -3,8 +3,9 @@
     x_t = (I + H_t)⁻¹ q_t        H_t = D_t H_{t-1} + β_t k_t k_tᵀ
 
 H is a state of the recurrence, with the keys as values, so that the product H_t p_t of all tokens, which is
-what conjugate gradients need, is one call of the recurrence with p as queries (arXiv 2506.05233).
-Packing, padding, chunks and states are therefore those of the recurrence, and x are queries like others.
+what conjugate gradients need, is a read of the recurrence with p as queries (arXiv 2506.05233): packing,
+padding, chunks and states are therefore those of the recurrence, and x are queries like others. All steps
+read the states of the same chunks (`with_reads`).
 """
 
 from collections.abc import Callable
@@ -16,7 +17,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from evalsuite.models.ops.recurrence.chunked import with_reads
 from evalsuite.models.ops.recurrence.inputs import OWN, RecurrenceInputs
+from evalsuite.models.ops.recurrence.op import compute_recurrence
 
 Recurrence = Callable[[RecurrenceInputs], tuple[Tensor, Tensor]]
 
@@ -41,11 +44,12 @@ def ridge_queries(inputs: RecurrenceInputs, num_steps: int, recurrence: Recurren
     if state is not None:
         state = (state if inputs.access.slots is None else state[inputs.access.slots])[..., -width:]
     inputs = replace(inputs, v=inputs.v[..., -width:], scale=1.0, initial_state=state, access=OWN)
-    x = _solve(_constant(inputs), num_steps, recurrence)
+    solve = _solver(inputs, num_steps, recurrence)
+    x = solve(_constant(inputs))
     if not torch.is_grad_enabled():
         return x
     covered, _ = recurrence(replace(inputs, q=x))
-    return _Solution.apply(x, inputs.q - x - covered, inputs, num_steps, recurrence)
+    return _Solution.apply(x, inputs.q - x - covered, inputs, solve)
 
 
 def _constant(inputs: RecurrenceInputs) -> RecurrenceInputs:
@@ -59,20 +63,34 @@ def _constant(inputs: RecurrenceInputs) -> RecurrenceInputs:
     return replace(inputs.with_tokens(Tensor.detach), log_decay=decay, initial_state=state)
 
 
-def _solve(inputs: RecurrenceInputs, num_steps: int, recurrence: Recurrence) -> Tensor:
-    """(I + H_t)⁻¹ q_t by conjugate gradients."""
-
-    def multiply(p: Tensor) -> Tensor:
-        return recurrence(replace(inputs, q=p))[0]
-
+def _solver(
+    inputs: RecurrenceInputs, num_steps: int, recurrence: Recurrence
+) -> Callable[[RecurrenceInputs], Tensor]:
+    """What computes (I + H_t)⁻¹ q_t of inputs like these."""
     if inputs.k.shape[1] == 1 and inputs.cu_seqlens is None:
-        # One token has one H, which need not be computed anew from the state before it in each step.
-        _, covariance = recurrence(inputs)
+        return partial(_solve_token, num_steps=num_steps, recurrence=recurrence)
+    if recurrence is not compute_recurrence:
+        # Its states need not be those of the chunks.
+        return partial(_solve_by, num_steps=num_steps, recurrence=recurrence)
+    return partial(solve_ridge, num_steps=num_steps)
 
-        def multiply(p: Tensor) -> Tensor:
-            return (covariance.unsqueeze(1) * p.unsqueeze(-1)).sum(-2)
 
-    return conjugate_gradients(multiply, inputs.q, num_steps)
+def solve_ridge(inputs: RecurrenceInputs, num_steps: int) -> Tensor:
+    """Compute (I + H_t)⁻¹ q_t without a gradient; arguments as in `ridge_queries`, with values k_t."""
+    return with_reads(inputs.plain(), partial(conjugate_gradients, num_steps=num_steps))
+
+
+def _solve_by(inputs: RecurrenceInputs, num_steps: int, recurrence: Recurrence) -> Tensor:
+    """`solve_ridge` with a call of another recurrence for each step."""
+    return conjugate_gradients(lambda p: recurrence(replace(inputs, q=p))[0], inputs.q, num_steps)
+
+
+def _solve_token(inputs: RecurrenceInputs, num_steps: int, recurrence: Recurrence) -> Tensor:
+    """`solve_ridge` of a single token, which has one H."""
+    _, covariance = recurrence(inputs)
+    return conjugate_gradients(
+        lambda p: (covariance.unsqueeze(1) * p.unsqueeze(-1)).sum(-2), inputs.q, num_steps
+    )
 
 
 def conjugate_gradients(multiply: Callable[[Tensor], Tensor], q: Tensor, num_steps: int) -> Tensor:
@@ -91,10 +109,10 @@ def conjugate_gradients(multiply: Callable[[Tensor], Tensor], q: Tensor, num_ste
         # At least |p|², also for an H that storage in few bits has rounded.
         curvature = _dot(direction, direction) + _dot(direction, product).clamp_min(0)
         step = error / curvature.clamp_min(tiny)
-        x = x + step * direction
-        residual = residual - step * (direction + product)
+        x = torch.addcmul(x, step, direction)
+        residual = torch.addcmul(residual, step, direction + product, value=-1)
         last, error = error, _dot(residual, residual)
-        direction = residual + error / last.clamp_min(tiny) * direction
+        direction = torch.addcmul(residual, error / last.clamp_min(tiny), direction)
     return x
 
 
@@ -111,12 +129,11 @@ class _Solution(torch.autograd.Function):
         x: Tensor,
         residual: Tensor,
         inputs: RecurrenceInputs,
-        num_steps: int,
-        recurrence: Recurrence,
+        solve: Callable[[RecurrenceInputs], Tensor],
     ) -> Tensor:
         ctx.save_for_backward(inputs.k, inputs.v, inputs.log_decay, inputs.initial_state)
         ctx.layout = {"cu_seqlens": inputs.cu_seqlens, "token_mask": inputs.token_mask}
-        ctx.solve = partial(_solve, num_steps=num_steps, recurrence=recurrence)
+        ctx.solve = solve
         return x.clone()
 
     @staticmethod
@@ -125,4 +142,4 @@ class _Solution(torch.autograd.Function):
         k, v, log_decay, state = ctx.saved_tensors
         inputs = RecurrenceInputs(d_x, k, v, log_decay=log_decay, initial_state=state, **ctx.layout)
         with torch.enable_grad():
-            return None, ctx.solve(_constant(inputs)), None, None, None
+            return None, ctx.solve(_constant(inputs)), None, None

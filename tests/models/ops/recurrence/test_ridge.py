@@ -1,6 +1,7 @@
 """Ridge regression by conjugate gradients against systems that are solved one by one."""
 
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 import torch
@@ -79,6 +80,28 @@ def test_a_state_passes_gradients_on_to_the_tokens_before_it() -> None:
         strict=True,
     ):
         assert (ours - theirs).norm() <= 1e-10 * theirs.norm()
+
+
+@pytest.mark.parametrize("decays", [False, True])
+@pytest.mark.parametrize("packed", [False, True])
+def test_chunks_solve_as_one_pass_of_a_recurrence_a_step_does(packed: bool, decays: bool) -> None:
+    q, k, _, log_decay, beta = draw(1 if packed else 2, 150)
+    mask = torch.arange(150) < torch.tensor([[150], [97]])
+    states = torch.randn(3 if packed else 2, 2, 16, 16, generator=torch.Generator().manual_seed(2))
+    inputs = RecurrenceInputs(
+        q,
+        beta[..., None] * k,
+        k,
+        log_decay=log_decay if decays else None,
+        initial_state=states.double() @ states.double().mT,
+        cu_seqlens=torch.tensor([0, 70, 71, 150]) if packed else None,
+        token_mask=None if packed else mask,
+    )
+    found, wanted = (
+        ridge_queries(inputs, 40, each) for each in (compute_recurrence, partial(compute_recurrence))
+    )
+    error = (found - wanted)[... if packed else mask]
+    assert error.norm() <= 1e-10 * wanted.norm()
 
 
 @pytest.mark.parametrize("eigenvalues", [(0.0,), (0.0, 3.0), (0.0, 3.0, 500.0)])
