@@ -198,9 +198,14 @@ def run_rows(kernel: Kernel, inputs: RecurrenceInputs) -> tuple[Tensor, Tensor]:
     rows, length = inputs.q.shape[:2]
     if rows == 1 or inputs.cu_seqlens is not None or length <= MAX_RECURRENT_LENGTH:
         return run(kernel, inputs)
-    bounds = _row_cu_seqlens(rows, length, inputs.q.device)
-    o, state = run(kernel, inputs.with_tokens(lambda x: x.flatten(0, 1).unsqueeze(0), cu_seqlens=bounds))
+    o, state = run(kernel, in_one_row(inputs))
     return o.unflatten(1, (rows, length)).squeeze(0), state
+
+
+def in_one_row(inputs: RecurrenceInputs) -> RecurrenceInputs:
+    """Rows as sequences of one packed row."""
+    bounds = _row_cu_seqlens(*inputs.q.shape[:2], inputs.q.device)
+    return inputs.with_tokens(lambda x: x.flatten(0, 1).unsqueeze(0), cu_seqlens=bounds)
 
 
 @functools.lru_cache(maxsize=4)

@@ -5,10 +5,10 @@
 H is a state of the recurrence, with the keys as values, so that the product H_t p_t of all tokens, which is
 what conjugate gradients need, is a read of the recurrence with p as queries (arXiv 2506.05233): packing,
 padding, chunks and states are therefore those of the recurrence, and x are queries like others. All steps
-read the states of the same chunks (`with_reads`).
+read the states of the same chunks (`with_reads`), on a GPU within one kernel of fla (`fla_ridge`).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,12 +16,18 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.nn import functional
 
+from evalsuite.models.ops.dispatch import Draw, Kernel, op, use_triton
 from evalsuite.models.ops.recurrence.chunked import with_reads
+from evalsuite.models.ops.recurrence.fla_backend import MAX_RECURRENT_LENGTH
 from evalsuite.models.ops.recurrence.inputs import OWN, RecurrenceInputs
 from evalsuite.models.ops.recurrence.op import compute_recurrence
 
 Recurrence = Callable[[RecurrenceInputs], tuple[Tensor, Tensor]]
+
+MAX_WIDTH = 128
+"""Widest keys of fla's kernel."""
 
 
 def ridge_queries(inputs: RecurrenceInputs, num_steps: int, recurrence: Recurrence) -> Tensor:
@@ -44,6 +50,7 @@ def ridge_queries(inputs: RecurrenceInputs, num_steps: int, recurrence: Recurren
     if state is not None:
         state = (state if inputs.access.slots is None else state[inputs.access.slots])[..., -width:]
     inputs = replace(inputs, v=inputs.v[..., -width:], scale=1.0, initial_state=state, access=OWN)
+    # Chosen here, as a backward pass runs on a thread of its own, under the default kernel policy.
     solve = _solver(inputs, num_steps, recurrence)
     x = solve(_constant(inputs))
     if not torch.is_grad_enabled():
@@ -72,9 +79,40 @@ def _solver(
     if recurrence is not compute_recurrence:
         # Its states need not be those of the chunks.
         return partial(_solve_by, num_steps=num_steps, recurrence=recurrence)
-    return partial(solve_ridge, num_steps=num_steps)
+    solve = solve_ridge.load("inference") if kernel_solves(inputs) else solve_ridge.reference
+    return partial(solve, num_steps=num_steps)
 
 
+def kernel_solves(inputs: RecurrenceInputs) -> bool:
+    """Whether fla's kernel solves inputs like these: on a GPU in float32, where it proves right.
+
+    It multiplies in TF32, as fla's recurrence does, and is therefore proven to the tolerance of bfloat16.
+    Short rows without gradients are solved exactly, as the recurrence computes them.
+    """
+    q, width = inputs.q, inputs.k.shape[-1]
+    short = q.shape[1] <= MAX_RECURRENT_LENGTH and not torch.is_grad_enabled()
+    fits = width <= MAX_WIDTH and not short
+    return fits and use_triton(q) and solve_ridge.proven(q.device, torch.bfloat16, width)
+
+
+def _samples(draw: Draw, width: int) -> Iterator[tuple[Any, ...]]:
+    """A row and packed sequences with states; queries as small as gradients."""
+    length = 260
+    for bounds in ([0, length], [0, 70, 75, length]):
+        q, k, gates = draw(3, 1, length, 2, width).float()
+        k, states = functional.normalize(k, dim=-1), draw(len(bounds) - 1, 2, width, width).float()
+        inputs = RecurrenceInputs(
+            q=1e-6 * q,
+            k=gates[..., :1].sigmoid() * k,
+            v=k,
+            log_decay=functional.logsigmoid(3 + gates[..., 1]),
+            initial_state=states @ states.mT / width,
+            cu_seqlens=torch.tensor(bounds, device=q.device) if len(bounds) > 2 else None,
+        )
+        yield inputs, 30
+
+
+@op(inference=Kernel(module="fla_ridge", samples=_samples))
 def solve_ridge(inputs: RecurrenceInputs, num_steps: int) -> Tensor:
     """Compute (I + H_t)⁻¹ q_t without a gradient; arguments as in `ridge_queries`, with values k_t."""
     return with_reads(inputs.plain(), partial(conjugate_gradients, num_steps=num_steps))
