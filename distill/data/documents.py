@@ -221,9 +221,7 @@ class SourceDocuments:
             start = first.following
         chunks = self._reader.chunks(start)
         examples: list[Parsed] = []
-        for chunk, parsed in self._pool.map(
-            "parse", ((chunk, (self._name, chunk, True)) for chunk in chunks)
-        ):
+        for chunk, parsed in self._pool.map("parse", ((chunk, (self._name, chunk)) for chunk in chunks)):
             for row, example in enumerate(parsed, 1):
                 if example is None:
                     continue

@@ -46,7 +46,8 @@ class Example:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A conversation whose segments are not found yet, which takes further renderings.
+    """A conversation whose segments are not found yet, which takes further renderings: most conversations of
+    a shuffle buffer may never be read.
 
     `length`: characters of its text. `place`: of its row, for messages.
     """
@@ -55,30 +56,30 @@ class Conversation:
     length: int
     place: str
 
+    def segmented(self, render: Render, end_tokens: tuple[str, ...]) -> Example:
+        """The example. Raises as `conversation_segments` does.
+
+        The text is rendered again: a shuffle buffer of texts and messages would be twice as large.
+
+        Args:
+            end_tokens: texts of the tokens that can end a conversation (see `chat.end_tokens`).
+        """
+        text = render(self.messages, False)
+        segments = conversation_segments(self.messages, text, render)
+        return Example(segments, text.rstrip().endswith(end_tokens))
+
 
 Parsed = Example | Conversation
 
 
-def segmented(
-    messages: list[dict[str, Any]], text: str, render: Render, end_tokens: tuple[str, ...]
-) -> Example:
-    """The example of a conversation that renders to `text`. Raises as `conversation_segments` does."""
-    return Example(conversation_segments(messages, text, render), text.rstrip().endswith(end_tokens))
-
-
 def parse_row(
-    row: dict[str, Any],
-    source: TableSourceConfig,
-    render: Render | None,
-    end_tokens: tuple[str, ...] = (),
-    place: str | None = None,
+    row: dict[str, Any], source: TableSourceConfig, render: Render | None, place: str = ""
 ) -> Parsed | None:
-    """Convert a row to an example; None if the source's filters drop it.
+    """Convert a row; None if the source's filters drop it.
 
     Args:
         render: renders conversations; needed if the source has `messages`.
-        end_tokens: texts of the tokens that can end a conversation (see `chat.end_tokens`).
-        place: of the row; where it is given, the segments of a conversation are left to be found later.
+        place: of the row, for messages.
 
     Raises:
         DataError: a column is missing (with the nearest existing name) or has the wrong type, or the chat
@@ -104,12 +105,7 @@ def parse_row(
         assert render is not None
         text = render(messages, False)
         _check_unicode(text, source.messages)
-        # Turns take further renderings, and most conversations may belong to other parts of the source.
-        if not passes_filters(text, source):
-            return None
-        if place is not None:
-            return Conversation(messages, len(text), place)
-        return segmented(messages, text, render, end_tokens)
+        return Conversation(messages, len(text), place) if passes_filters(text, source) else None
     if source.prompt is not None and source.completion is not None:
         prompt, completion = _text(row, source.prompt), _text(row, source.completion)
         example = Example(((prompt, False), (completion, True)))

@@ -183,7 +183,7 @@ def _read(name: str, source: DataSourceConfig, preparation: Preparation, documen
         if len(rows.examples) < documents and rows.count < MAX_ROWS:
             parsed = preparation.parse(name, chunk)
             rows.count += len(parsed)
-            rows.examples += [example for example in parsed if isinstance(example, Example)]
+            rows.examples += [preparation.segmented(name, each) for each in parsed if each is not None]
             if column is not None and rows.turns is not None:
                 _count_turns(rows.turns, column, chunk, parsed)
         elif not isinstance(source, LocalSourceConfig) or sum(rows.files.values()) >= FILE_ROWS:

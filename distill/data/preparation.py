@@ -8,7 +8,7 @@ from typing import Any
 
 from evalsuite.distill.data.chat import Render, end_tokens, source_renderer
 from evalsuite.distill.data.chunks import Chunk
-from evalsuite.distill.data.examples import Example, Parsed, parse_row, segmented, shuffled
+from evalsuite.distill.data.examples import Example, Parsed, parse_row, shuffled
 from evalsuite.distill.data.packing import Document, repeat_spans, tokenize
 from evalsuite.distill.data.readers import open_reader
 from evalsuite.distill.recipe.data_sources import DataSourceConfig, PocketSourceConfig, TableSourceConfig
@@ -56,11 +56,8 @@ class Preparation:
     def _end_tokens(self) -> tuple[str, ...]:
         return () if self._chat_tokenizer is None else end_tokens(self._chat_tokenizer)
 
-    def parse(self, name: str, chunk: Chunk, later: bool = False) -> list[Parsed | None]:
-        """The examples of a chunk's rows; None for rows that the source's filters drop.
-
-        Args:
-            later: leave the segments of conversations to `tokenize`; otherwise all are examples.
+    def parse(self, name: str, chunk: Chunk) -> list[Parsed | None]:
+        """What a chunk's rows hold; None for rows that the source's filters drop.
 
         Raises:
             ConfigError: the source's chat template does not fit.
@@ -74,8 +71,7 @@ class Preparation:
         for number, row in enumerate(chunk.items):
             place = chunk.place(number)
             with _named_row(name, place):
-                parsed = parse_row(row_of(row), source, render, self._end_tokens, place if later else None)
-                found.append(parsed)
+                found.append(parse_row(row_of(row), source, render, place))
         return found
 
     def tokenize(self, name: str, examples: Sequence[Parsed], mask_prompt: bool) -> list[Document]:
@@ -85,7 +81,7 @@ class Preparation:
             DataError: as `conversation_segments`; the message names source, file and row.
         """
         source = self._sources[name]
-        found = [self._segmented(name, example) for example in examples]
+        found = [self.segmented(name, example) for example in examples]
         documents = tokenize(found, self._encoder, self._eos_id, mask_prompt=mask_prompt)
         if source.repeat_chunk_tokens is None:
             return documents
@@ -94,15 +90,18 @@ class Preparation:
             for document in documents
         ]
 
-    def _segmented(self, name: str, example: Parsed) -> Example:
-        """Rendered again: a shuffle buffer of texts and messages would be twice as large."""
-        if isinstance(example, Example):
-            return example
+    def segmented(self, name: str, parsed: Parsed) -> Example:
+        """The example of what `parse` returned.
+
+        Raises:
+            DataError: as `conversation_segments`; the message names source, file and row.
+        """
+        if isinstance(parsed, Example):
+            return parsed
         render = self._renderer(name)
         assert render is not None
-        with _named_row(name, example.place):
-            text = render(example.messages, False)
-            return segmented(example.messages, text, render, self._end_tokens)
+        with _named_row(name, parsed.place):
+            return parsed.segmented(render, self._end_tokens)
 
 
 @contextmanager
@@ -115,9 +114,8 @@ def _named_row(source: str, place: str) -> Iterator[None]:
 
 def read_examples(name: str, source: DataSourceConfig, tokenizer: Any) -> Iterator[Example]:
     """Yield the examples of a source once, in its own order. Raises DataError as readers do."""
-    reader, preparation = open_reader(source, name), Preparation({name: source}, tokenizer)
-    for chunk in reader.chunks(reader.start()):
-        yield from (each for each in preparation.parse(name, chunk) if isinstance(each, Example))
+    preparation = Preparation({name: source}, tokenizer)
+    yield from (preparation.segmented(name, each) for each in _read_parsed(name, source, preparation))
 
 
 def read_shuffled(name: str, source: DataSourceConfig, tokenizer: Any, seed: int) -> Iterator[Example]:
@@ -125,15 +123,25 @@ def read_shuffled(name: str, source: DataSourceConfig, tokenizer: Any, seed: int
 
     Texts of the pocket corpus are drawn independently and need no shuffling.
     """
-    examples = read_examples(name, source, tokenizer)
     if not isinstance(source, TableSourceConfig):
-        yield from examples
+        yield from read_examples(name, source, tokenizer)
         return
+    preparation = Preparation({name: source}, tokenizer)
+    parsed = _read_parsed(name, source, preparation)
     for number in count():
-        buffer = list(islice(examples, source.shuffle_buffer_size))
+        buffer = list(islice(parsed, source.shuffle_buffer_size))
         if not buffer:
             return
-        yield from shuffled(buffer, seed, source.seed, 0, number)
+        # Callers stop early, mostly: segments are found of what they take.
+        yield from (
+            preparation.segmented(name, each) for each in shuffled(buffer, seed, source.seed, 0, number)
+        )
+
+
+def _read_parsed(name: str, source: DataSourceConfig, preparation: Preparation) -> Iterator[Parsed]:
+    reader = open_reader(source, name)
+    for chunk in reader.chunks(reader.start()):
+        yield from (each for each in preparation.parse(name, chunk) if each is not None)
 
 
 def eos_token_id(tokenizer: Any) -> int:

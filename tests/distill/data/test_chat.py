@@ -171,7 +171,7 @@ def test_other_conversations_are_refused(value, message):
         read_messages(value, "c")
 
 
-def test_conversations_that_the_filters_drop_are_rendered_once(tokenizer):
+def test_conversations_are_rendered_once_until_their_segments_are_needed(tokenizer):
     render, calls = chat_renderer(tokenizer, "chatml"), []
 
     def counted(messages, add_generation_prompt):
@@ -180,9 +180,10 @@ def test_conversations_that_the_filters_drop_are_rendered_once(tokenizer):
 
     chats = source(messages="messages", chat_template="chatml")
     kept = parse_row({"messages": CONVERSATION}, chats, counted)
-    assert kept == Example(rendered_segments(CONVERSATION, render))
-    once = len(calls)
-    assert once > 1
-    longer = chats.model_copy(update={"min_characters": len(kept.text) + 1})
+    assert calls == [len(CONVERSATION)]
+    example = kept.segmented(render, ())
+    assert example == Example(rendered_segments(CONVERSATION, render))
+    assert kept.length == example.length
+    longer = chats.model_copy(update={"min_characters": kept.length + 1})
     assert parse_row({"messages": CONVERSATION}, longer, counted) is None
-    assert calls[once:] == [len(CONVERSATION)]
+    assert calls == [len(CONVERSATION)] * 2

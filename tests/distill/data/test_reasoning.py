@@ -146,7 +146,7 @@ def test_reasoning_needs_conversations():
 
 def test_stripped_rows_are_filtered_by_what_is_trained_on(tokenizer, tmp_path):
     render = chat_renderer(tokenizer, QWEN3, OFF)
-    stripped = parse_row(ROW, source(tmp_path, reasoning="strip"), render)
+    stripped = parse_row(ROW, source(tmp_path, reasoning="strip"), render).segmented(render, ())
     assert "Seven is odd" not in stripped.text
     assert stripped.first_turn[1] == "<answer>\nNo.\n</answer><|im_end|>\n"
     assert read_messages(ROW["conversations"], "conversations")[1]["content"].startswith(THOUGHT)

@@ -143,9 +143,9 @@ def counting(monkeypatch):
             self.num_parsed = self.num_tokenized = 0
             made.append(self)
 
-        def parse(self, name, chunk, *later):
+        def parse(self, name, chunk):
             self.num_parsed += len(chunk.rows)
-            return super().parse(name, chunk, *later)
+            return super().parse(name, chunk)
 
         def tokenize(self, name, examples, mask_prompt):
             self.num_tokenized += len(examples)
