@@ -4,5 +4,5 @@ The page of `reports/results/gap-study/` is that of `--page effects`, that of `d
 
     python -m evalsuite.reports.studies.training_choices.page RUN --study study --page orders --out defects
 
-`--page scores` writes the scores of all checkpoints of any run instead, those of `on-policy/` and `regimes/`.
+`--page scores` writes the scores of all checkpoints of any run instead, those of `regimes/`.
 """
