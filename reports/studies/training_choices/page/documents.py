@@ -25,10 +25,11 @@ MEASURED = ("metric", "documents", "score", "low", "high", "looped", "truncated"
 
 
 def document_scores(data: ScoredDocuments) -> pd.DataFrame:
-    """One row per document that both protocols read.
+    """One row per document that every protocol of its benchmark reads.
 
     Columns: `benchmark`, `doc_id`, `context` (tokens; −1: the benchmark has none), and for each protocol
-    ``PROTOCOL/chance``, ``PROTOCOL/teacher`` and ``PROTOCOL/RUN``, scores from 0 to 1 in float32.
+    ``PROTOCOL/chance``, ``PROTOCOL/teacher`` and ``PROTOCOL/RUN``: scores from 0 to 1 in float32, NaN under a
+    protocol that the benchmark lacks.
     """
     scores = data.scores
     columns: dict[str, np.ndarray] = {
@@ -72,7 +73,7 @@ def write_all_scores(run: Path, benchmarks: Sequence[str], teacher: str | None, 
             f"{run}: '{TEACHER}' and the teacher, '{chosen}', would have one name; relabel one of them"
         )
     labels = {chosen: TEACHER} | {label: label for label in others}
-    data = read_documents(run, benchmarks, labels)
+    data = read_documents(run, benchmarks, labels, one_protocol=True)
     table = score_table(run, plan)
     table = table[table["main"] & table["benchmark"].isin(benchmarks)].replace({"label": labels})
     table = table.sort_values(list(CELL))[[*CELL, *MEASURED]]

@@ -101,7 +101,12 @@ def read_study(
 
 
 def read_documents(
-    run: Path, benchmarks: Sequence[str], labels: Mapping[str, str], planned: tuple[StudyRun, ...] = ()
+    run: Path,
+    benchmarks: Sequence[str],
+    labels: Mapping[str, str],
+    planned: tuple[StudyRun, ...] = (),
+    *,
+    one_protocol: bool = False,
 ) -> ScoredDocuments:
     """Read the scores of checkpoints; those that lack a document have none.
 
@@ -110,20 +115,24 @@ def read_documents(
         benchmarks: those that are read.
         labels: label of a checkpoint → its name in the scores; the teacher's is `TEACHER`.
         planned: runs of a study.
+        one_protocol: read benchmarks of a single protocol, too; under the other one their scores are NaN.
 
     Raises:
-        DataError: no benchmark or an unknown one, or no documents under both protocols.
+        DataError: no benchmark or an unknown one, or no documents under the protocols of one.
     """
     plan = read_manifest(run)
-    both = {each.name: each for each in plan.benchmarks if set(PROTOCOLS) <= {str(p) for p in each.protocols}}
+    known = {
+        each.name: each for each in plan.benchmarks if one_protocol or set(PROTOCOLS) <= _protocols(each)
+    }
     names = tuple(benchmarks)
     if not names:
         raise DataError(
             f"{run}: no benchmark is admitted, so there is nothing to compare (`evalsuite admit`)"
         )
-    if unknown := [name for name in names if name not in both]:
-        raise DataError(f"{run}: no benchmark {unknown[0]} with both protocols; it has {', '.join(both)}")
-    cells = {name: _cell(run, both[name], labels) for name in names}
+    if unknown := [name for name in names if name not in known]:
+        wanted = "" if one_protocol else " with both protocols"
+        raise DataError(f"{run}: no benchmark {unknown[0]}{wanted}; it has {', '.join(known)}")
+    cells = {name: _cell(run, known[name], labels) for name in names}
     keys = [(name, key) for name in names for key in cells[name].documents]
     index = {name: place for place, name in enumerate(names)}
     values: dict[str, dict[str, np.ndarray]] = {
@@ -135,7 +144,7 @@ def read_documents(
         for protocol in PROTOCOLS
     }
     if TEACHER not in values["generation"]:
-        raise DataError(f"{run}: the teacher has no scores of some benchmark under both protocols")
+        raise DataError(f"{run}: the teacher has no scores of some benchmark under its protocols")
     chance: dict[str, np.ndarray] = {
         p: np.concatenate([cells[name].chance[p] for name in names]) for p in PROTOCOLS
     }
@@ -149,7 +158,7 @@ def read_documents(
         )
         for label in values["generation"]
     }
-    titles = {name: both[name].title for name in names}
+    titles = {name: known[name].title for name in names}
     return ScoredDocuments(scores, tuple(key for _, key in keys), titles, responses)
 
 
@@ -176,13 +185,20 @@ class _Cell:
     responses: Mapping[str, Responses]
 
 
+def _protocols(benchmark: Benchmark) -> set[str]:
+    return {str(protocol) for protocol in benchmark.protocols}
+
+
 def _cell(run: Path, benchmark: Benchmark, labels: Mapping[str, str]) -> _Cell:
-    """The scores of a benchmark on the documents that the teacher has under both protocols."""
-    frames = {protocol: _frame(run, benchmark, protocol, labels) for protocol in PROTOCOLS}
+    """The scores of a benchmark on the documents that the teacher has under each of its protocols."""
+    own_protocols = [protocol for protocol in PROTOCOLS if protocol in _protocols(benchmark)]
+    frames = {protocol: _frame(run, benchmark, protocol, labels) for protocol in own_protocols}
     shared = [set(frame.loc[frame["run"] == TEACHER, "key"]) for frame in frames.values()]
     documents = tuple(sorted(set.intersection(*shared)))
     if not documents:
-        raise DataError(f"{run}: {benchmark.name} has no document of the teacher under both protocols")
+        raise DataError(
+            f"{run}: {benchmark.name} has no document of the teacher under {' and '.join(own_protocols)}"
+        )
     values: dict[str, dict[str, np.ndarray]] = {}
     chance: dict[str, np.ndarray] = {}
     responses = {}
@@ -200,6 +216,13 @@ def _cell(run: Path, benchmark: Benchmark, labels: Mapping[str, str]) -> _Cell:
             if protocol == "generation":
                 extracted = own["extracted"].fillna("").astype(str)
                 responses[str(label)] = Responses(own["outcome"].astype(str).to_numpy(), extracted.to_numpy())
+    nothing = np.full(len(documents), np.nan)
+    for protocol in set(PROTOCOLS) - set(own_protocols):
+        (other,) = own_protocols
+        values[protocol], chance[protocol] = dict.fromkeys(values[other], nothing), nothing
+        if protocol == "generation":
+            empty = np.full(len(documents), "")
+            responses = dict.fromkeys(values[other], Responses(empty, empty))
     return _Cell(documents, values, chance, responses)
 
 

@@ -210,6 +210,24 @@ def test_scores_of_all_checkpoints_need_no_study(study: tuple[Path, Path], tmp_p
     assert counts.loc["kda-ce-seed0", "looped"] > 0
 
 
+def test_scores_of_a_benchmark_with_one_protocol_are_nan_under_the_other(tmp_path: Path) -> None:
+    alone = SyntheticBenchmark("found", "Found", "recall", documents=40, protocols=("generation",))
+    models = [_checkpoint("base", (0.9, 0.7), role="teacher"), _checkpoint("kda", (0.8, 0.5))]
+    run = make_run(tmp_path / "run", [BENCHMARKS[0], alone], models)
+    assert main([str(run), "--page", "scores", "--out", str(tmp_path / "out")]) == 0
+    documents = pd.read_parquet(tmp_path / "out" / "documents.parquet")
+    found = documents["benchmark"] == "found"
+    assert found.sum() == 40
+    assert documents.loc[found].filter(like="loglikelihood/").isna().all(axis=None)
+    assert documents.loc[~found].notna().all(axis=None)
+    scores = pd.read_csv(tmp_path / "out" / "scores.csv").set_index(["benchmark", "protocol", "label"])[
+        "score"
+    ]
+    assert ("found", "loglikelihood", "kda") not in scores.index
+    mean = documents.loc[found, "generation/kda"].mean()
+    assert scores["found", "generation", "kda"] == pytest.approx(mean, abs=5.1e-5)
+
+
 def test_any_checkpoint_can_be_the_teacher_and_those_with_too_few_documents_have_no_column(
     study: tuple[Path, Path], tmp_path: Path
 ) -> None:
