@@ -11,6 +11,7 @@ need no autotuning and compute in full float32. Our `decode` takes their place w
 
 import functools
 import importlib
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -98,6 +99,11 @@ def scalar_decay_backward_broken() -> bool:
     (flash-linear-attention #640). Kernels with a decay per channel are not affected."""
     utils = importlib.import_module("fla.utils")
     return bool(utils.IS_NVIDIA_HOPPER and utils.TRITON_ABOVE_3_4_0 and not utils.TRITON_ABOVE_3_7_1)
+
+
+def multiplies_in_tf32() -> bool:
+    """Return whether kernels that Triton compiles from now on multiply float32 in TF32, its default."""
+    return os.environ.get("TRITON_F32_DEFAULT") in (None, "", "tf32")
 
 
 def kernel_for(decay_shape: DecayShape, *, delta: bool, dtype: torch.dtype) -> Kernel:

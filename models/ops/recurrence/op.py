@@ -1,6 +1,5 @@
 """The op that all mixers call, and the choice of its backend."""
 
-import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -133,7 +132,7 @@ def _backend(inputs: RecurrenceInputs) -> tuple[str, Backend]:
     else:
         kernel = fla_backend.inference_kernel_for(decay, delta=delta, dtype=v.dtype, length=length)
     in_chunks = kernel.name.startswith("chunk_")
-    if in_chunks and v.dtype == torch.float32 and os.environ.get("TRITON_F32_DEFAULT") != "ieee":
+    if in_chunks and v.dtype == torch.float32 and fla_backend.multiplies_in_tf32():
         warn_once(
             "recurrence: fla's kernels multiply float32 in TF32; for full precision set "
             "TRITON_F32_DEFAULT=ieee before the process starts"
