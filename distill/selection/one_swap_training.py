@@ -4,11 +4,13 @@ The scores of all layers are logged at every snapshot, so that a later call with
 training, or needs none if the earlier one went further.
 """
 
+import logging
+import shutil
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
 from itertools import islice
-from math import nan
+from math import inf, nan
 from typing import Any
 
 import torch
@@ -29,6 +31,15 @@ from evalsuite.distill.training.train_step import StudentTrainState, TrainStep
 from evalsuite.distill.types import GlobalBatch
 from evalsuite.foundation import progress
 from evalsuite.models import StudentForCausalLM
+
+_log = logging.getLogger("evalsuite")
+
+STATE_BYTES = 12
+"""Bytes of a trained parameter in a state: its weight and Adam's two moments, in float32."""
+SECONDS_PER_GB = 3.0
+"""Seconds that a process takes to copy and write a GB of its state: 128 for 48 GB (H200, which idles)."""
+TRAINING_PER_SAVING = 10.0
+"""Seconds of training that are worth a second of saving."""
 
 SIGNS: dict[Direction, float] = {"add": -1.0, "remove": 1.0}
 """Importance = sign · distance to the teacher."""
@@ -141,7 +152,8 @@ class OneSwapTraining:
         name: name of the progress log.
         about: settings besides the recipe that determine the scores.
         snapshot_interval: steps between snapshots.
-        saves: whether states are saved, so that training can be resumed or extended.
+        saves: whether states are saved, so that training can be resumed or extended: not more often than
+            their size is worth, nor on a disk without room for two.
         scored: whether candidates are scored at snapshots.
         layers: layers to score; all by default.
     """
@@ -236,6 +248,9 @@ class OneSwapTraining:
             total=stage.steps, what=f"{self._folder.name} (one-swap)", unit="step", quiet=context.quiet
         )
         bar.update(at.step)
+        worth = self._seconds_worth_a_state()
+        if self._checkpointer.interval:
+            self._checkpointer.interval = max(self._checkpointer.interval, worth)
         labels = [student.label for student in candidates.train_states]
         divergence = DivergenceStop(self._folder, stage, labels, None, {})
 
@@ -252,7 +267,7 @@ class OneSwapTraining:
                 candidates.step,
                 process_group,
                 stop,
-                self._checkpointer if self._saves else None,
+                self._checkpointer if worth < inf else None,
                 log,
             ) as loop,
         ):
@@ -268,9 +283,43 @@ class OneSwapTraining:
                         {"step": done, "tokens": step.tokens, "seconds": seconds, "scores": scores}
                     )
                     loop.is_done = self._count_snapshots(k, score, stop_rule) is not None
-            if self._saves:
+            if self.is_complete and not stage.is_layerwise:
+                # Nothing extends it, and no other training continues from candidates, as from an alignment.
+                self._checkpointer.delete()
+            elif self._agreed(loop.clock.seconds >= worth):
                 self._checkpointer.save(self._train_state)
                 self._checkpointer.wait()
+
+    def _seconds_worth_a_state(self) -> float:
+        """Seconds of training that are worth a state; infinite if none is. Warns where its size decides."""
+        if not self._saves:
+            return inf
+        if self.stage.is_layerwise:
+            return 0.0
+        process_group, students = self.context.process_group, self._train_state.students
+        own = STATE_BYTES * sum(x.numel() for each in students for x in each.optimizer_params.values())
+        total = torch.tensor(own, dtype=torch.float64, device=self.context.device)
+        process_group.all_reduce(total)
+        gigabytes = float(total) / 1e9
+        warn = _log.warning if process_group.is_main else _log.debug
+        what = f"{self._folder.name}: a state of its {self._num_students} students takes {gigabytes:.0f} GB"
+        # The state before is deleted when the next one is complete.
+        self._folder.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(self._folder).free / 1e9
+        if not self._agreed(gigabytes * (1 if self._train_state.progress.step else 2) < free):
+            warn("%s and is not saved: %.0f GB of the disk are free for two", what, free)
+            return inf
+        seconds = TRAINING_PER_SAVING * SECONDS_PER_GB * gigabytes / process_group.world_size
+        if seconds > self._checkpointer.interval > 0:
+            minutes = seconds / 60
+            warn("%s and is saved after %.0f min of training at the earliest (save_state)", what, minutes)
+        return seconds
+
+    def _agreed(self, flag: bool) -> bool:
+        """What the main process says, in all of them."""
+        value = torch.tensor(float(flag), device=self.context.device)
+        self.context.process_group.broadcast(value)
+        return bool(value)
 
     def load_candidates(self) -> Candidates:
         """Build the candidates and load their last saved state, if any."""

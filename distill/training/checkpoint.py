@@ -49,7 +49,8 @@ class Checkpointer:
 
     def __init__(self, folder: Path, process_group: ProcessGroup, interval: float = 0.0) -> None:
         self.folder, self._process_group = Path(folder), process_group
-        self._interval, self._saved_at = interval, time.monotonic()
+        self.interval = interval
+        self.begin_interval()
         # The thread's messages must not mix with those of the training loop.
         self._group = process_group.new_control_group()
         self._writer: ThreadPoolExecutor | None = None
@@ -58,10 +59,14 @@ class Checkpointer:
         if process_group.is_main:
             self._remove_others(self._current)
 
+    def begin_interval(self) -> None:
+        """Count the interval from now on: training begins, and before it there is nothing to save."""
+        self._interval_began = time.monotonic()
+
     @property
     def is_due(self) -> bool:
         """Whether the last state was begun, or a stage, at least the interval ago."""
-        return time.monotonic() - self._saved_at >= self._interval
+        return time.monotonic() - self._interval_began >= self.interval
 
     @property
     def _current(self) -> Path:
@@ -111,7 +116,7 @@ class Checkpointer:
         if self._writer is None:
             self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._number += 1
-        self._saved_at = time.monotonic()
+        self.begin_interval()
         self._pending = self._writer.submit(self._write, self._number, staged, state, alone)
 
     def _write(self, number: int, tensors: dict[str, Tensor], state: dict[str, Any], alone: bool) -> None:

@@ -139,14 +139,20 @@ class StageLoop:
     def steps(self, batches: Iterator[GlobalBatch]) -> Iterator[Step]:
         """Launch a step on every batch and yield it; then save the state if it is due, or stop."""
         flags = self.process_group.delayed_flags()
-        while not self.is_done and (batch := self._next(batches)) is not None:
+        batch = self._next(batches)
+        if self.checkpointer is not None:
+            # Models are built, data read and kernels compiled before the first batch.
+            self.checkpointer.begin_interval()
+        while batch is not None:
             yield self._launch(batch)
-            due = self.checkpointer is not None and self.checkpointer.is_due
+            # The end of a stage is saved by its caller.
+            due = self.checkpointer is not None and self.checkpointer.is_due and not self.is_done
             stopping, due = flags.exchange(self.stop.requested, due)
             if stopping or due:
                 self._save(wait=stopping)
             if stopping:
                 self.stop.raise_interrupt()
+            batch = None if self.is_done else self._next(batches)
         flags.finish()
         self.settle()
         self.train_state.progress.seconds = self.clock.seconds

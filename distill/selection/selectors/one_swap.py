@@ -146,8 +146,9 @@ class OneSwapSelector(Selector):
         if self.align_stage(context) is None:
             return context.all_linear
         training = self._either_alignment(context)
-        training.run(1, "add")
+        # Loaded first: the log is complete before the state is, and then the rest is trained again.
         candidates: Any = training.load_candidates()
+        training.run(1, "add")
         return context.prepare(candidates.model)
 
     def _shorten(self, stage: StageKind, tokens: int | None, option: str) -> StageKind:
@@ -337,8 +338,10 @@ class DistillationSelector(OneSwapSelector):
     stop_on_last_slot_tie: bool = False
     """Also stop when two layers alternate in the last slot (Appendix B, optional rule; see `StopRule`)."""
     save_state: bool = True
-    """Save the one-swap students periodically and at the end, 12 bytes per trained parameter each, so that
-    training can be resumed or extended. Otherwise an interrupted training restarts."""
+    """Save the one-swap students while they train, 12 bytes per trained parameter each, so that training can
+    be resumed, or extended after an early stop. A state waits for half a minute of training per GB, ten times
+    what saving it takes, and needs room for two on the disk; where this matters, a warning says so. Without
+    a state an interrupted training restarts."""
 
     @property
     def rule(self) -> StopRule:

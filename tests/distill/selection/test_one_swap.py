@@ -1,5 +1,6 @@
 """One-swap training: joint candidates, resumption, early stop and cost."""
 
+import shutil
 import signal
 from dataclasses import replace
 from types import SimpleNamespace
@@ -20,6 +21,8 @@ from evalsuite.distill.selection.one_swap_training import (
 )
 from evalsuite.distill.selection.options import ContextOptions
 from evalsuite.distill.selection.result import SelectionResult
+from evalsuite.distill.training import checkpoint, loop
+from evalsuite.distill.training.checkpoint import Checkpointer
 from evalsuite.distill.training.loop import TrainingError
 from evalsuite.foundation import CheckpointError, RunFolderError, read_jsonl
 from evalsuite.reports.studies.selection.single_candidate import train_single_candidate
@@ -248,6 +251,68 @@ def test_another_budget_extends_the_training(context, tmp_path):
     assert run.run(2, "add")[-1].step == 8
 
 
+def test_an_alignment_whose_state_was_not_saved_is_trained_again(context, tmp_path, monkeypatch):
+    """Its log is complete, so that nothing else would tell the student from an aligned one."""
+    selector = small_selector("ga_s2")
+    wanted = selector.aligned_student(new_context(context, tmp_path / "complete")).state_dict()
+
+    def full(self, train_state):
+        raise RunFolderError("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Checkpointer, "save", full)
+        with pytest.raises(RunFolderError):
+            selector.aligned_student(new_context(context, tmp_path / "broken"))
+    found = selector.aligned_student(new_context(context, tmp_path / "broken")).state_dict()
+    assert all(torch.equal(found[name], tensor) for name, tensor in wanted.items())
+
+
+@pytest.mark.parametrize(
+    ("gigabytes", "stops", "free", "saved", "says"),
+    [
+        (0, False, 1e12, [3], ""),
+        (0, True, 1e12, [3, 4], ""),
+        (16, False, 1e12, [5], "3 students takes 16 GB and is saved after 8 min"),
+        (16, True, 1e12, [], "8 min"),
+        (16, False, 30e9, [], "16 GB and is not saved: 30 GB of the disk are free for two"),
+    ],
+)
+def test_states_are_saved_where_training_is_worth_it(
+    context, tmp_path, monkeypatch, caplog, gigabytes, stops, free, saved, says
+):
+    """Steps of 100 s after a build of 1,000, states at most every 300; nothing reads one of all six steps."""
+    now, found = [0.0], []
+    clock = SimpleNamespace(monotonic=lambda: now[0])
+    monkeypatch.setattr(checkpoint, "time", clock)
+    monkeypatch.setattr(loop, "time", clock)
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=free))
+
+    def save(self, train_state, *, alone=False):
+        found.append(train_state.progress.step)
+        self.begin_interval()
+
+    monkeypatch.setattr(Checkpointer, "save", save)
+    best = [2] * 6 if stops else [0, 1, 2] * 2
+    script = [[float(layer == each) for layer in range(3)] for each in best]
+    run, candidates = scripted_training(new_context(context, tmp_path), script)
+    weight = torch.empty(int(gigabytes * 1e9) // 12, device="meta")
+    candidates.train_states = [SimpleNamespace(label="all", sharded=False, optimizer_params={"w": weight})]
+
+    def build(layers):
+        now[0] += 1000
+        return candidates
+
+    def step(data, number):
+        now[0] += 100
+        return {"loss": torch.ones(1)}
+
+    run._build, candidates.step = build, step
+    run.run(1, "add", StopRule(window=4))
+    assert found == saved
+    assert says in caplog.text
+    assert bool(says) == bool(caplog.text)
+
+
 def test_cost_of_an_early_stop(context, tmp_path):
     result = selected("ga_s2", new_context(context, tmp_path), 2, window=2, stop_on_last_slot_tie=True)
     stage = context.kd_stage
@@ -314,12 +379,9 @@ def test_progress_log_of_another_teacher_is_refused(context, tmp_path):
 
 def test_damaged_state_is_reported(context, tmp_path, monkeypatch):
     context = new_context(context, tmp_path)
-    selected("ga_s2", context, early_stop=False)
+    selected("ga_s2", context, 2, window=2, stop_on_last_slot_tie=True)
     (state,) = tmp_path.glob("kd-add-*/state/*/__0_0.distcp")
     state.write_bytes(state.read_bytes()[:100])
-    (progress_log,) = tmp_path.glob("kd-add-*/progress.jsonl")
-    lines = progress_log.read_text().splitlines(keepends=True)
-    progress_log.write_text("".join(lines[:3]))
     with pytest.raises(CheckpointError, match=r"delete .*kd-add"):
         selected("ga_s2", new_context(context, tmp_path), early_stop=False)
 
