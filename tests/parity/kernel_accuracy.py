@@ -9,9 +9,11 @@ Exit codes: 0 all errors are within the bounds, 1 one is not or a kernel failed,
 """
 
 import argparse
+import gc
 import itertools
 import math
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -44,8 +46,14 @@ MAX_ERROR = {torch.bfloat16: 1e-2, torch.float32: 1e-3}
 
 def exact_float32(monkeypatch: "pytest.MonkeyPatch") -> None:
     """Compute float32 products without TF32 in a test, in Triton's kernels and in torch."""
+    from triton.runtime.jit import JITFunction
+
     monkeypatch.setenv("TRITON_F32_DEFAULT", "ieee")
     monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
+    # Triton reads the variable as it compiles: what earlier tests have launched would stay in TF32.
+    for each in gc.get_objects():
+        if issubclass(type(each), JITFunction):
+            monkeypatch.setattr(each, "device_caches", defaultdict(each.create_binder))
 
 
 def inputs_of(read: Tensor | None = None, along: Tensor | None = None, **others: Any) -> RecurrenceInputs:
