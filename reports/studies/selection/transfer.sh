@@ -10,7 +10,7 @@ set -euo pipefail
 requests=$1 root=$PWD gpus=(${GPUS:-0})
 mixers=(${MIXERS:-gated_deltanet gla kda}) first=${FIRST:-gated_deltanet} second=${SECOND:-gla} shared=${SHARED:-4} sweep=(${SWEEP:-1 2 8 12})
 recipe=smollm2-135m-instruct-2:tokens-8m common=(--data "$root/data" --set "teacher=$root/teacher-smollm2")
-options=${OPTIONS:-tokens=300k align_tokens=1M batch_size=16 snapshot_interval=2 early_stop=false}
+options=${OPTIONS:-tokens=300k align_tokens=1M batch_size=16 snapshot_interval=6 early_stop=false}
 export EVALSUITE_DATA=${EVALSUITE_DATA:-$root/data}
 
 # One search scores a layer once, for every budget.
