@@ -108,7 +108,7 @@ def _draw_all(
     essays = None
     needles = (niah.TASKS | niah.CHOICE_TASKS).get(task)
     if needles is not None and needles.haystack == "essay":
-        essays = niah.Essays(_single_input(task, inputs))
+        essays = niah.Essays.of_rows(_single_input(task, inputs))
     for index in range(count):
         if task in _WITHOUT_INPUTS:
             row = _WITHOUT_INPUTS[task](document_seed(index), context, count_tokens)

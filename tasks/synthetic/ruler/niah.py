@@ -14,9 +14,10 @@ import random
 import re
 import uuid
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import cycle, islice
 from typing import Any
 
 from evalsuite.foundation import DataError
@@ -99,16 +100,18 @@ def sentence_ends(words: Sequence[str]) -> list[int]:
 
 
 class Essays:
-    """Words and sentence ends of the essays, repeated from the start when they run out.
+    """Words and sentence ends of the essays, repeated from the start when they run out."""
 
-    Raises:
-        DataError: rows without text.
-    """
+    def __init__(self, words: list[str]) -> None:
+        self._words = words
 
-    def __init__(self, rows: list[dict[str, Any]]) -> None:
-        self._words = " ".join(str(row.get("text", "")) for row in rows).split()
-        if not self._words:
+    @classmethod
+    def of_rows(cls, rows: list[dict[str, Any]]) -> "Essays":
+        """The words of the rows' texts. Raises DataError for rows without text."""
+        words = " ".join(str(row.get("text", "")) for row in rows).split()
+        if not words:
             raise DataError("the essays of RULER's haystack hold no text (column 'text')")
+        return cls(words)
 
     @cached_property
     def halves(self) -> "tuple[Essays, Essays]":
@@ -124,13 +127,13 @@ class Essays:
                 f"{UNUSED_FROM:,}"
             )
         middle = len(unused) // 2
-        return Essays([{"text": " ".join(unused[:middle])}]), Essays([{"text": " ".join(unused[middle:])}])
+        return Essays(unused[:middle]), Essays(unused[middle:])
 
     def excerpt(self, rng: random.Random) -> "Essays":
         """The words from the beginning of a random sentence on, and then those before it."""
         place = bisect_right(self._ends, rng.randrange(len(self._words)))
         start = self._ends[place - 1] if place else 0
-        found = Essays([{"text": " ".join(self._words[start:] + self._words[:start])}])
+        found = Essays(self._words[start:] + self._words[:start])
         rotated = [end - start for end in (*self._ends[place:], *self._ends[:place])]
         found._ends = [end if end > 0 else end + len(self._words) for end in rotated]
         return found
@@ -142,8 +145,7 @@ class Essays:
 
     def words(self, number: int) -> list[str]:
         """The first `number` words."""
-        repeats = -(-number // len(self._words))
-        return (self._words * repeats)[:number]
+        return list(islice(cycle(self._words), number))
 
     def ends(self, number: int) -> list[int]:
         """Sentence ends within the first `number` words; a truncated last sentence ends with the text."""
@@ -214,15 +216,13 @@ class Sampled:
             return "\n".join(lines)
         return " ".join(self._insert_needles(self._essays, units))
 
-    def _insert_needles(self, essays: Essays, units: int) -> Iterator[str]:
+    def _insert_needles(self, essays: Essays, units: int) -> list[str]:
         text, ends = essays.words(units), [0, *essays.ends(units)]
-        before = 0
-        for depth, needle in zip(self.depths, self.needles, strict=True):
+        # From the last place on, an insertion moves no other.
+        for depth, needle in reversed(list(zip(self.depths, self.needles, strict=True))):
             place = ends[(len(ends) - 1) * depth // 100]
-            yield from text[before:place]
-            yield needle
-            before = place
-        yield from text[before:]
+            text.insert(place, needle)
+        return text
 
     def prompt(self, units: int) -> str:
         """The prompt with `units` of filler: lines, or words of essays."""

@@ -1,6 +1,7 @@
 """Structure of RULER documents: needles, chains, lists, passages and pairs."""
 
 import json
+import random
 import re
 from collections import Counter
 from itertools import pairwise
@@ -91,13 +92,25 @@ def test_needle_depths_in_essays(task: str, inputs: Inputs) -> None:
 
 
 def test_essays_repeat_when_exhausted() -> None:
-    essays = Essays([{"text": "One two. Three"}, {"text": "four five.  Six"}])
+    essays = Essays.of_rows([{"text": "One two. Three"}, {"text": "four five.  Six"}])
     assert essays.words(8) == ["One", "two.", "Three", "four", "five.", "Six", "One", "two."]
     assert essays.ends(6) == [2, 5, 6]
     assert essays.ends(8) == [2, 5, 8]
     assert essays.ends(4) == [2, 4]
     with pytest.raises(DataError, match="no text"):
-        Essays([{"body": "x"}])
+        Essays.of_rows([{"body": "x"}])
+
+
+def test_an_excerpt_has_all_words_and_sentences_of_the_essays() -> None:
+    essays = Essays(["One", "two.", "Three", "four", "five.", "Six", "seven."])
+    starts = set()
+    for seed in range(20):
+        excerpt = essays.excerpt(random.Random(seed))
+        found = excerpt.words(7)
+        starts.add(found[0])
+        assert " ".join(sorted(found)) == " ".join(sorted(essays.words(7)))
+        assert excerpt.ends(7) == [end for end, word in enumerate(found, 1) if word.endswith(".")]
+    assert starts == {"One", "Three", "Six"}
 
 
 def test_variable_chains_are_consistent(inputs: Inputs) -> None:
