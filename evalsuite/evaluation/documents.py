@@ -95,25 +95,31 @@ def load_documents(
     rows = expected_rows(resolved.entries, None)
     tokenizer = pool.share(checkpoints[0].text_tokenizer, rows)
     tasks = [
-        _LoadTask(resolved, entry, benchmark, data_dir, tokenizer, checkpoints[0].tokenizer)
+        _LoadTask(resolved, entry, benchmark, contexts, data_dir, tokenizer, checkpoints[0].tokenizer)
         for entry, benchmark in resolved.entries
+        for contexts in _portions(entry, benchmark)
     ]
     results: dict[int, _Loaded | EvalsuiteError] = {}
-    for number, result in pool.map(_load_benchmark, tasks, rows=rows):
+    for number, result in pool.map(_load_portion, tasks, rows=rows):
         results[number] = result
         first = len(results) == number + 1  # All before it are loaded.
         if first and not skip_missing and isinstance(result, EvalsuiteError):
             raise _unskipped(result, tasks[number])
-    for number, (_, benchmark) in enumerate(resolved.entries):
-        result = results[number]
+    for number, task in enumerate(tasks):
+        name, result = task.benchmark.name, results[number]
+        if name in loaded.left_out:
+            continue
         if not isinstance(result, EvalsuiteError):
-            loaded.documents[benchmark.name], partial = result
+            found, partial = result
+            loaded.documents.setdefault(name, []).extend(found)
             if partial is not None:
-                loaded.partial[benchmark.name] = partial
+                loaded.partial[name] = partial
         elif not skip_missing:
-            raise _unskipped(result, tasks[number])
+            raise _unskipped(result, task)
         else:
-            loaded.left_out[benchmark.name] = str(result)
+            loaded.left_out[name] = str(result)
+            loaded.documents.pop(name, None)
+            loaded.partial.pop(name, None)
     if not loaded.documents:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in loaded.left_out.items())
         raise ConfigError(f"{resolved.suite.location}: no benchmark is left ({reasons})")
@@ -160,13 +166,21 @@ def _refuse_unread(
         )
 
 
+def _portions(entry: Entry, benchmark: Benchmark) -> Sequence[tuple[int | None, ...]]:
+    """Return the contexts of a benchmark, divided for workers: documents of each length take long to draw."""
+    contexts = entry.contexts or (None,)
+    return [contexts] if benchmark.generated is None else [(context,) for context in contexts]
+
+
 @dataclass(frozen=True)
 class _LoadTask:
-    """One benchmark whose documents are to be loaded."""
+    """Documents of one benchmark that are to be loaded."""
 
     resolved: ResolvedSuite
     entry: Entry
     benchmark: Benchmark
+    contexts: tuple[int | None, ...]
+    """None: the benchmark has no contexts."""
     data_dir: Path | str | None
     tokenizer: Shared
     """Counts tokens."""
@@ -177,8 +191,8 @@ _Loaded = tuple[list[Document], tuple[int, int] | None]
 """Documents; and if they are incomplete, documents available and documents published."""
 
 
-def _load_benchmark(task: _LoadTask) -> _Loaded | EvalsuiteError:
-    """Load the documents of one benchmark; return a reason for which a run may leave it out."""
+def _load_portion(task: _LoadTask) -> _Loaded | EvalsuiteError:
+    """Load documents of one benchmark; return a reason for which a run may leave it out."""
     spec = task.benchmark.generation if "generation" in task.entry.protocols else None
     if spec is not None and (refusal := sandbox.execution_refusal(spec.dataset)):
         return ConfigError(refusal)
@@ -201,7 +215,7 @@ def _read(task: _LoadTask) -> _Loaded:
     published, sampler = task.benchmark.expected_documents, task.entry.sampler or "seeded"
     found: list[Document] = []
     partial = None
-    for context in task.entry.contexts or (None,):
+    for context in task.contexts:
         groups = all_documents(task.benchmark, data_dir=task.data_dir, context=context)
         available = sum(map(len, groups))
         if published is not None and available < published:
@@ -216,7 +230,7 @@ def _generate(task: _LoadTask) -> _Loaded:
     loaded: list[Document] = []
     partial = None
     template, tokenizer = resolved.chat_template, task.tokenizer.get()
-    for context in entry.contexts or (None,):
+    for context in task.contexts:
         try:
             found = documents(
                 benchmark,
@@ -275,7 +289,8 @@ def token_counter(
         adds = special and needs_special_tokens(text, prefix)
         if backend is None:
             return len(tokenizer.encode(text, add_special_tokens=adds))
-        return len(backend.encode(text, add_special_tokens=adds).ids)
+        # Without offsets, which nobody reads.
+        return len(backend.encode_batch_fast([text], add_special_tokens=adds)[0])
 
     cached = lru_cache(maxsize=1 << 16)(count)
     return lambda text: cached(text) if len(text) <= CACHED_TEXT_LENGTH else count(text)

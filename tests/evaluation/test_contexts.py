@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from evalsuite.config import RunConfig
-from evalsuite.evaluation import estimate_run, evaluate
-from evalsuite.foundation import ConfigError, read_json, write_json
+from evalsuite.evaluation import documents, estimate_run, evaluate
+from evalsuite.foundation import ConfigError, DataError, read_json, write_json
 from evalsuite.models.inference.requests import GenerateRequest, GenerateResponse
 from evalsuite.reports.run import manifest_path, read_manifest
 from tests.evaluation.runs import evaluate_quietly
@@ -49,6 +49,26 @@ def test_context_beyond_all_checkpoints_is_refused_or_left_out(crew: Any, tmp_pa
     other = tmp_path / "other"
     evaluate_quietly(suite=suite(tmp_path, [4096]), checkpoints=["a"], out=other)
     assert {row["benchmark"] for row in records(other)} == {"pocket_facts"}
+
+
+@pytest.mark.parametrize("missing", [128, 256])
+def test_a_benchmark_without_data_for_one_context_is_left_out_whole(
+    crew: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: int
+) -> None:
+    draw = documents.documents
+
+    def fail(benchmark: Any, *, context: int | None, **options: Any) -> Any:
+        if context == missing:
+            raise DataError(f"nothing of {context} tokens")
+        return draw(benchmark, context=context, **options)
+
+    monkeypatch.setattr(documents, "documents", fail)
+    run, both = tmp_path / "run", suite(tmp_path, [128, 256])
+    with pytest.raises(DataError, match=f"nothing of {missing} tokens"):
+        evaluate_quietly(suite=both, checkpoints=["a"], out=run)
+    summary = evaluate_quietly(suite=both, checkpoints=["a"], out=run, skip_missing=True)
+    assert summary.left_out == {NAME: f"nothing of {missing} tokens"}
+    assert {row["benchmark"] for row in records(run)} == {"pocket_facts"}
 
 
 def limited(
