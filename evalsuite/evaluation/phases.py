@@ -14,6 +14,7 @@ from evalsuite.config import RunConfig
 from evalsuite.evaluation.processes.background import Background
 from evalsuite.evaluation.processes.workers import WorkerPool, pays_off
 from evalsuite.evaluation.run_paths import Cell, read_built
+from evalsuite.foundation.garbage_collection import collection_paused
 from evalsuite.foundation.tracking import Tracker, open_tracker
 from evalsuite.reports.run import is_run_folder
 
@@ -60,14 +61,16 @@ def build(pool: WorkerPool, config: RunConfig, checkpoints: Sequence[str]) -> No
     Raises:
         EvalsuiteError: as `evalsuite.evaluation.evaluate`.
     """
-    from evalsuite.evaluation.build import build_requests
-    from evalsuite.evaluation.checkpoints import describe_checkpoints, diverged_students
-    from evalsuite.evaluation.loss_curves import read_curves, rename_curves, write_curves
-    from evalsuite.evaluation.plan import resolve_suite
-
     assert config.suite is not None
     trusted = config.trust_remote_code
-    described = describe_checkpoints(checkpoints, config.teacher, trust_remote_code=trusted)
+    with collection_paused():
+        from evalsuite.evaluation.build import build_requests
+        from evalsuite.evaluation.checkpoints import describe_checkpoints, diverged_students
+        from evalsuite.evaluation.loss_curves import read_curves, rename_curves, write_curves
+        from evalsuite.evaluation.plan import resolve_suite
+
+        # Imports transformers.
+        described = describe_checkpoints(checkpoints, config.teacher, trust_remote_code=trusted)
     out = Path(config.out)
     curves = read_curves({each.weights_id: each.training for each in described})
     resolved = resolve_suite(

@@ -9,6 +9,7 @@ from functools import partial
 
 from evalsuite.config import RunConfig
 from evalsuite.executors import Executor
+from evalsuite.foundation.garbage_collection import collection_paused
 
 IN_PROCESS = ("torch", "transformers")
 """Engines that compute in the process that opens them. Another one may need the whole memory of a GPU for a
@@ -29,6 +30,11 @@ def prepare_workers(config: RunConfig, executor: Executor) -> None:
 
 def warm_up(engine: str, device: str) -> None:
     """Import an engine; a thread starts CUDA as soon as torch is imported."""
+    with collection_paused():
+        _import(engine, device)
+
+
+def _import(engine: str, device: str) -> None:
     import torch
 
     if device != "cpu" and torch.cuda.is_available():

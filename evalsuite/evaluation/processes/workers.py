@@ -1,5 +1,6 @@
 """Processes that build and score in parallel, forked from one that has imported the harnesses once."""
 
+import gc
 import multiprocessing
 import os
 import pickle
@@ -168,7 +169,7 @@ class WorkerPool:
             return
         if self._pool is None:
             # A plain fork of a process with data sets loaded, and their threads, may deadlock.
-            self._pool = ProcessPoolExecutor(size, self._context, initializer=_ignore_interrupts)
+            self._pool = ProcessPoolExecutor(size, self._context, initializer=_begin)
         futures: dict[Future[Result], int] = {}
         try:
             # A process can also be killed while tasks are still handed out.
@@ -186,6 +187,8 @@ class WorkerPool:
                 future.cancel()
 
 
-def _ignore_interrupts() -> None:
+def _begin() -> None:
+    # What was imported before stays, and collections need not traverse it.
+    gc.freeze()
     # The parent handles interruptions: it cancels the tasks that have not started.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
