@@ -13,6 +13,8 @@ set -euo pipefail
 root=${ROOT:-/tmp/study}
 export PYTHONPATH=$root/triton:$root/site:$root/code HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false OMP_NUM_THREADS=4
 export TRITON_CACHE_AUTOTUNING=1 TRITON_CACHE_DIR=$root/cache PYTHONUNBUFFERED=1
+# Every process would compile what it imports, torch and transformers included, where an image sets it.
+unset PYTHONDONTWRITEBYTECODE
 mkdir -p "$root/slices" "$root/cache" "$root/out"
 
 case $1 in
