@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from evalsuite.distill.recipe.config import LossConfig
 from evalsuite.distill.recipe.stage import OBJECTIVES, Stage
+from evalsuite.distill.trainable import trainable_names
 from evalsuite.foundation import ConfigError
 
 if TYPE_CHECKING:
@@ -71,6 +72,11 @@ class EndToEndStage(Stage):
         tokens = self.micro_batch_tokens
         logit = 2 * width if self.loss_has_kernel and width == 2 else 16
         logits = min(LOGITS_BYTES, logit * tokens * student.config.vocab_size)
+        head = student.model.get_output_embeddings().weight
+        parameters = dict(student.model.named_parameters())
+        if any(parameters[name] is head for name in trainable_names(student.model, self.trainable_set)):
+            # The fp32 sum of its gradient over chunks, the product of one, and the sum in the weight's dtype.
+            logits += (4 + 2 * width) * head.numel()
         layers = student.layer_activations
         held = sum(layers)
         if self.recomputes_blocks:

@@ -278,9 +278,10 @@ def recurrent_vectors(mixer: nn.Module) -> int:
 
     About 12; with a decay per channel 7 more, its gate and logarithm in float32; under the generalized delta
     rule 9 more, the erase key and what it is made of in float32, and the decay that fla's kernel takes per
-    channel. Measured on an H200 (bf16, 30 layers of SmolLM2-135M's shape, 4,096 tokens unless stated; what
-    models, optimizer and logits take is subtracted): Gated DeltaNet 13 (16,384 tokens: 11), GLA 18, KDA
-    (8,192 tokens) 20, Comba 20, Gated DeltaNet 2 30, RWKV-7, which removes along another key, 33.
+    channel; where values hold keys as well (MesaNet) 16 more, everything in float32. Measured on an H200
+    (bf16, 30 layers of SmolLM2-135M's shape, 4,096 tokens unless stated; what models, optimizer and logits
+    take is subtracted): Gated DeltaNet 13 (16,384 tokens: 11), GLA 18, KDA (8,192 tokens) 20, Comba 20, Gated
+    DeltaNet 2 30, RWKV-7, which removes along another key, 33, MesaNet 28.
     """
     recurrent = mixer.recurrent if isinstance(mixer, SoftmaxHeadsMixer) else mixer
     if not isinstance(recurrent, RecurrentMixer):
@@ -292,7 +293,8 @@ def recurrent_vectors(mixer: nn.Module) -> int:
         if MIXERS.origin(recurrent.name) == "evalsuite":
             raise
         return 12
-    return 12 + 7 * (inputs.decay_shape == "channel") + 9 * (inputs.erase is not None)
+    by_channel, keys_as_values = inputs.decay_shape == "channel", recurrent.further_columns() > 1
+    return 12 + 7 * by_channel + 9 * (inputs.erase is not None) + 16 * keys_as_values
 
 
 def recurrence_inputs(layer: RecurrentMixer) -> RecurrenceInputs:

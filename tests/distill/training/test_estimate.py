@@ -116,6 +116,7 @@ RECIPE, HYBRID = "smollm2-135m-instruct-2:tokens-8m", "gap-study-smollm2:uniform
         (RECIPE, "comba", "kd", 8.27),
         (RECIPE, "gated_deltanet_2", "kd", 10.08),
         (RECIPE, "rwkv7", "kd", 10.21),
+        (RECIPE, "mesanet", "kd", 9.41),
         (HYBRID, "kda", "align", 2.50),
         (HYBRID, "kda", "text", 11.09),
     ],
@@ -128,6 +129,15 @@ def test_memory_is_near_the_measured_peak(name, mixer, stage_name, gigabytes):
         overrides.append("stage.text.micro_batch_size=16")
     stages = dry_run(load_recipe(name, overrides), device="cuda").stages
     (memory,) = (stage.memory for stage in stages if stage.name == stage_name)
+    assert memory == pytest.approx(gigabytes * 1e9, rel=0.15)
+
+
+@pytest.mark.parametrize(("rows", "gigabytes"), [(8, 22.6), (4, 17.0), (2, 11.7)])
+def test_memory_is_near_the_measured_peak_with_a_large_vocabulary(rows, gigabytes):
+    """As above, 8 sequences of 2,048 tokens of Gemma 3 270M's shape in micro-batches (`bench_distill.py`)."""
+    overrides = ["student.mixers=[gated_deltanet]", "stage.kd.seq_len=2048", "stage.kd.batch_size=8"]
+    recipe = load_recipe("gemma-3-270m", [*overrides, f"stage.kd.micro_batch_size={rows}"])
+    (memory,) = (each.memory for each in dry_run(recipe, device="cuda").stages if each.name == "kd")
     assert memory == pytest.approx(gigabytes * 1e9, rel=0.15)
 
 
