@@ -10,7 +10,7 @@ where the tokens before it end.
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -111,21 +111,27 @@ class SourceDocuments:
         groups = self._read_groups(self._shards(epoch, shard, position), number, share)
         place = (epoch, shard, position, number, share)
         remembered, own = self._tokenized.get(mask_prompt, (None, []))
-        is_known = remembered == place
-        if is_known:
-            yield from ((group, share.exchange(own)) for group in islice(groups, 1))
+        # Apart from the others, of which validation needs none.
+        for group in islice(groups, 1):
+            if remembered != place:
+                ((_, own),) = self._tokenize([group], mask_prompt)
+                self._tokenized[mask_prompt] = place, own
+            yield group, share.exchange(own)
+        for group, own in self._tokenize(groups, mask_prompt):
+            yield group, share.exchange(own)
+
+    def _tokenize(self, groups: Iterable[Group], mask_prompt: bool) -> Iterator[tuple[Group, list[Document]]]:
+        """Yield groups with the documents of their examples."""
         tasks = (
             ((group, is_end), (self._name, examples, mask_prompt))
             for group in groups
             for examples, is_end in _pieces(group.examples)
         )
-        own = []
+        own: list[Document] = []
         for (group, is_end), documents in self._pool.map("tokenize", tasks):
             own += documents
             if is_end:
-                if not is_known:
-                    self._tokenized[mask_prompt], is_known = (place, own), True
-                yield group, share.exchange(own)
+                yield group, own
                 own = []
 
     def warn_without_loss(self, count: int, without_loss: int) -> None:

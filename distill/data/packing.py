@@ -144,9 +144,10 @@ def pack_concat(documents: Sequence[Document], length: int) -> tuple[list[Packed
     )
     ends = np.cumsum([len(document.tokens) for document in documents])
     starts = range(0, len(stream.tokens) - length, length)
+    places = np.arange(len(starts)) * length
+    firsts, lasts = (np.searchsorted(ends, places + shift, side="right") for shift in (0, length - 1))
     sequences = []
-    for start in starts:
-        first, last = np.searchsorted(ends, [start, start + length - 1], side="right")
+    for start, first, last in zip(starts, firsts, lasts, strict=True):
         piece = stream.at(slice(start, start + length + 1))
         sequences.append(replace(_join([piece], length, 0), documents=_numbers(documents[first : last + 1])))
     return sequences, [stream.at(slice(len(starts) * length, None))]
@@ -203,7 +204,7 @@ def _join(documents: Sequence[Document], length: int, pad_id: int) -> PackedSequ
     padding = length - sum(doc_lengths)
 
     def padded(rows: list[NDArray[Any]], value: int) -> NDArray[Any]:
-        return np.pad(np.concatenate(rows), (0, padding), constant_values=value)
+        return np.concatenate([*rows, np.full(padding, value, dtype=rows[0].dtype)])
 
     return PackedSequence(
         padded([document.tokens[:-1] for document in documents], pad_id),
