@@ -3,6 +3,8 @@
 import queue
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
 from types import MappingProxyType
@@ -200,6 +202,30 @@ class StageDataLoader:
         if self._pin_memory:
             batches = [batch.pin_memory() for batch in batches]
         return GlobalBatch(batches, num_loss_tokens, stage.tokens_per_step, state, prompts)
+
+
+@contextmanager
+def validated(sources: DataSources, stages: Sequence[Stage]) -> Iterator[None]:
+    """Validate the data in a thread (see `validate_data`) while the body runs, and end when both have.
+
+    Raises:
+        As `validate_data`, whose error precedes one of the body.
+    """
+    checked: Future[None] = Future()
+
+    def validate() -> None:
+        try:
+            checked.set_result(validate_data(sources, stages))
+        except BaseException as error:  # raised again in the calling thread
+            checked.set_exception(error)
+
+    threading.Thread(target=validate, daemon=True, name="validate").start()
+    try:
+        yield
+    except Exception:
+        checked.result()
+        raise
+    checked.result()
 
 
 def validate_data(sources: DataSources, stages: Sequence[Stage]) -> None:

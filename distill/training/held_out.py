@@ -5,7 +5,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from math import exp, inf
 from typing import Any, TypeVar
 
@@ -123,9 +123,10 @@ def held_out_text(
 class HeldOutBatches:
     """Held-out batches of several stages, read while students are trained.
 
-    Finding the documents means reading through all sources, which takes longer than the first steps. A thread
-    does it, in the order of the stages, if worker processes parse and tokenize; otherwise it is done here.
-    Stages of the same sequences share them.
+    Finding the documents means reading through all sources, which takes longer than the first steps. It
+    begins with the first call, after the first step, which it would delay. A thread does it, in the order of
+    the stages, if worker processes parse and tokenize; otherwise the call does. Stages of the same sequences
+    share them.
 
     Args:
         tokens: of each stage, rounded up to whole sequences.
@@ -134,23 +135,27 @@ class HeldOutBatches:
     def __init__(
         self, recipe: Recipe, stages: Sequence[Stage], tokenizer: Any, tokens: int, *, num_workers: int = 0
     ) -> None:
-        self._futures: dict[str, Future[list[MicroBatch]]] = {stage.name: Future() for stage in stages}
-        arguments = (_with_subset(recipe, "held_out"), stages, tokenizer, tokens, num_workers)
-        if num_workers:
-            threading.Thread(target=self._fill, args=arguments, daemon=True, name="held-out").start()
-        else:
-            self._fill(*arguments)
+        self._held_out, self._stages = _with_subset(recipe, "held_out"), stages
+        self._tokenizer, self._tokens, self._num_workers = tokenizer, tokens, num_workers
 
-    def _fill(
-        self, held_out: Recipe, stages: Sequence[Stage], tokenizer: Any, tokens: int, num_workers: int
-    ) -> None:
+    @cached_property
+    def _futures(self) -> dict[str, Future[list[MicroBatch]]]:
+        """By stage; whoever needs them first begins to read."""
+        futures: dict[str, Future[list[MicroBatch]]] = {stage.name: Future() for stage in self._stages}
+        if self._num_workers:
+            threading.Thread(target=self._fill, args=[futures], daemon=True, name="held-out").start()
+        else:
+            self._fill(futures)
+        return futures
+
+    def _fill(self, futures: Mapping[str, Future[list[MicroBatch]]]) -> None:
         read: dict[str, list[MicroBatch]] = {}
-        with closing(_open(held_out, tokenizer, num_workers)) as sources:
-            for stage in stages:
-                future, key = self._futures[stage.name], stage.model_dump_json(include=SEQUENCE_FIELDS)
+        with closing(_open(self._held_out, self._tokenizer, self._num_workers)) as sources:
+            for stage in self._stages:
+                future, key = futures[stage.name], stage.model_dump_json(include=SEQUENCE_FIELDS)
                 try:
                     if key not in read:
-                        count = -(-tokens // stage.seq_len)
+                        count = -(-self._tokens // stage.seq_len)
                         read[key] = _read(sources, stage, count)
                     future.set_result(read[key])
                 except BaseException as error:  # raised again by `get`

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from evalsuite.distill.data.exchange import join_exchange
-from evalsuite.distill.data.loader import DataSources, StageDataLoader, prefetch, validate_data
+from evalsuite.distill.data.loader import DataSources, StageDataLoader, prefetch, validated
 from evalsuite.distill.data.responses import generate_responses
 from evalsuite.distill.data.teacher_store import Targets, TeacherStore
 from evalsuite.distill.data.workers import default_num_workers
@@ -234,13 +234,13 @@ def _train(
     with closing(
         DataSources(data_recipe.data, tokenizer, seed=recipe.seed, num_workers=num_workers, share=share)
     ) as sources:
-        validate_data(sources, data_recipe.stages)
-        models = build_models(
-            resolve_checkpoints(trained, out),
-            process_group.device,
-            world_size=process_group.world_size,
-            share_frozen=True,
-        )
+        with validated(sources, data_recipe.stages):
+            models = build_models(
+                resolve_checkpoints(trained, out),
+                process_group.device,
+                world_size=process_group.world_size,
+                share_frozen=True,
+            )
         calibrate_students(data_recipe, models.teacher, models.students, tokenizer, process_group.broadcast)
         with _tracker(recipe, out) if process_group.is_main else nullcontext() as tracker:
             trainer = Trainer(
@@ -305,7 +305,7 @@ class Trainer:
 
     @cached_property
     def _held_out_batches(self) -> HeldOutBatches:
-        """Of the remaining stages; reading begins with the first use."""
+        """Of the remaining stages."""
         assert self.recipe.validation is not None
         return HeldOutBatches(
             self.data_recipe,

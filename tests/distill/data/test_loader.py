@@ -4,6 +4,7 @@ import json
 import re
 import threading
 from collections import Counter
+from contextlib import nullcontext
 from itertools import islice, pairwise
 from pathlib import Path
 
@@ -15,10 +16,10 @@ from pydantic import ValidationError
 
 from evalsuite.distill.data import documents
 from evalsuite.distill.data.examples import document_hash
-from evalsuite.distill.data.loader import DataSources, prefetch, validate_data
+from evalsuite.distill.data.loader import DataSources, prefetch, validate_data, validated
 from evalsuite.distill.data.preparation import read_examples
 from evalsuite.distill.recipe.data_sources import LocalSourceConfig
-from evalsuite.foundation import DataError
+from evalsuite.foundation import ConfigError, DataError
 from tests.distill.stage_data import stage_data
 
 SENTENCE = "The house of Igor is in Dunmore and Nils likes to eat soup with a fox"
@@ -148,6 +149,24 @@ def test_filters_drop_rows(tokenizer, local_recipe):
 def test_invalid_data_is_refused_before_training(tokenizer, source, stage_changes, message, local_recipe):
     with pytest.raises(DataError, match=message):
         validate(local_recipe(source, **stage_changes), tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("source", "failure", "expected"),
+    [
+        ({}, None, nullcontext()),
+        ({}, ConfigError("no such mixer"), pytest.raises(ConfigError, match="no such mixer")),
+        ({"text": "txt"}, None, pytest.raises(DataError, match="no column 'txt'")),
+        ({"text": "txt"}, ConfigError("no such mixer"), pytest.raises(DataError, match="no column 'txt'")),
+        ({"text": "txt"}, KeyboardInterrupt(), pytest.raises(KeyboardInterrupt)),
+    ],
+)
+def test_data_are_validated_while_models_are_built(tokenizer, local_recipe, source, failure, expected):
+    recipe = local_recipe(source)
+    sources = DataSources(recipe.data, tokenizer, seed=recipe.seed)
+    with expected, validated(sources, recipe.stages):
+        if failure is not None:
+            raise failure
 
 
 def test_a_mask_without_loss_tokens_is_refused(folder, tokenizer, local_recipe):
