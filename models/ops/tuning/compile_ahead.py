@@ -28,7 +28,12 @@ from evalsuite.models.ops import tuning
 MAX_WORKERS = 32
 FEW = 8
 """Kernels up to which starting workers, which import torch and fla, takes longer than compiling."""
-WORKER = (sys.executable, "-m", "evalsuite.models.ops.tuning.compile_ahead")
+WORKER = (
+    sys.executable,
+    "-c",
+    # A process per core imports torch while the run needs the cores to read data and build models.
+    "import os; os.nice(5); from evalsuite.models.ops.tuning.compile_ahead import main; main()",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +140,8 @@ class CompileWorkers:
     ends.
 
     Args:
-        count: processes; default: one per core, less those of the other runs of this host.
+        count: processes; default: one per core that this process may use, less those of the other runs of
+            this host.
         command: program that answers each line of its input, a request, by a line with the error or "".
     """
 
@@ -144,7 +150,8 @@ class CompileWorkers:
         self._local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         self._slots: list[IO[bytes]] = []
         if count is None:
-            self._slots = _take_slots(max(1, min(MAX_WORKERS, (os.cpu_count() or 1) // self._local_size)))
+            cores = len(os.sched_getaffinity(0))
+            self._slots = _take_slots(max(1, min(MAX_WORKERS, cores // self._local_size)))
             count = max(1, len(self._slots))
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         self._processes = [
@@ -244,7 +251,3 @@ def main() -> None:
 
     for line in sys.stdin:
         print(json.dumps(compile_kernel(**json.loads(line))), file=answers, flush=True)
-
-
-if __name__ == "__main__":
-    main()

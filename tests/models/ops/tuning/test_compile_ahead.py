@@ -81,6 +81,7 @@ def test_runs_of_one_host_have_no_more_processes_than_it_has_cores(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(os, "cpu_count", lambda: 3)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
     with CompileWorkers(command=command(ECHO)) as first, CompileWorkers(command=command(ECHO)) as second:
         assert [len(each._processes) for each in (first, second)] == [3, 1]
         assert second.compile(launches("a", "b"), quiet=True) == {}
