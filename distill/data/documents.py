@@ -110,15 +110,30 @@ class SourceDocuments:
         position = position or self._reader.start()
         groups = self._read_groups(self._shards(epoch, shard, position), number, share)
         place = (epoch, shard, position, number, share)
-        remembered, own = self._tokenized.get(mask_prompt, (None, []))
         # Apart from the others, of which validation needs none.
         for group in islice(groups, 1):
-            if remembered != place:
-                ((_, own),) = self._tokenize([group], mask_prompt)
-                self._tokenized[mask_prompt] = place, own
-            yield group, share.exchange(own)
+            yield group, share.exchange(self._first_documents(group, place, mask_prompt))
         for group, own in self._tokenize(groups, mask_prompt):
             yield group, share.exchange(own)
+
+    def prepare(self, share: Share, masks: Iterable[bool]) -> None:
+        """Read and tokenize what `groups` from the start begins with, and remember it.
+
+        Raises:
+            As `groups`, which then raises it as well.
+        """
+        position = self._reader.start()
+        for group in islice(self._read_groups(self._shards(0, 0, position), 0, share), 1):
+            for mask_prompt in masks:
+                self._first_documents(group, (0, 0, position, 0, share), mask_prompt)
+
+    def _first_documents(self, group: Group, place: tuple[Any, ...], mask_prompt: bool) -> list[Document]:
+        """The documents of the group that an iteration from `place` begins with."""
+        remembered, own = self._tokenized.get(mask_prompt, (None, []))
+        if remembered != place:
+            ((_, own),) = self._tokenize([group], mask_prompt)
+            self._tokenized[mask_prompt] = place, own
+        return own
 
     def _tokenize(self, groups: Iterable[Group], mask_prompt: bool) -> Iterator[tuple[Group, list[Document]]]:
         """Yield groups with the documents of their examples."""

@@ -2,9 +2,10 @@
 
 import queue
 import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import islice
 from types import MappingProxyType
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 
 from evalsuite.distill.data.documents import Share, SourceDocuments
-from evalsuite.distill.data.mixture import interleave, pack_source, start_of_stage
+from evalsuite.distill.data.mixture import furthest_behind, interleave, pack_source, start_of_stage
 from evalsuite.distill.data.packing import PackedSequence, prompts_of
 from evalsuite.distill.data.preparation import Preparation, eos_token_id
 from evalsuite.distill.data.readers import open_reader
@@ -58,6 +59,11 @@ def _with_targets(
     found = [targets(number, each) for number, each in zip(numbers, sequences, strict=True)]
     ids, log_probs = (torch.from_numpy(np.concatenate(rows)) for rows in zip(*found, strict=True))
     return replace(batch, top_ids=ids, top_log_probs=log_probs)
+
+
+def masks_prompt(stage: Stage) -> bool:
+    """Whether prompts are left out of the loss."""
+    return stage.loss_mask == "completion"
 
 
 class DataSources:
@@ -149,7 +155,7 @@ class StageDataLoader:
             name: pack_source(
                 sources[name],
                 share=sources.share,
-                mask_prompt=stage.loss_mask == "completion",
+                mask_prompt=masks_prompt(stage),
                 length=stage.seq_len,
                 packing=stage.packing,
                 pad_id=sources.pad_id,
@@ -237,6 +243,8 @@ def validate_data(sources: DataSources, stages: Sequence[Stage]) -> None:
     Raises:
         DataError: a missing file or column, no document after filtering, or no loss token in the first batch.
     """
+    if sources.num_workers:
+        _prepare(sources, stages)
     for stage in stages:
         loader = StageDataLoader(sources, stage)
         if next(loader).num_loss_tokens == 0:
@@ -249,6 +257,30 @@ def validate_data(sources: DataSources, stages: Sequence[Stage]) -> None:
                 f"stage '{stage.name}': a batch has no prompts that students could continue; its sources "
                 "need prompts with completions, or turns"
             )
+
+
+def _prepare(sources: DataSources, stages: Sequence[Stage]) -> None:
+    """Read and tokenize what the first batches begin with, of all sources at once.
+
+    Errors are left to the loader that needs the source: the first one in the order of the batches is raised.
+    """
+    masks: dict[str, set[bool]] = {}
+    for stage in stages:
+        num_drawn: Counter[str] = Counter()
+        for _ in range(stage.batch_size):
+            num_drawn[furthest_behind(stage.mixture, num_drawn)] += 1
+        for name in num_drawn:
+            masks.setdefault(name, set()).add(masks_prompt(stage))
+
+    def prepare(name: str) -> None:
+        with suppress(Exception):
+            sources[name].prepare(sources.share, sorted(masks[name]))
+
+    threads = [threading.Thread(target=prepare, args=[name], daemon=True) for name in masks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 JOIN_SECONDS = 2.0

@@ -160,6 +160,12 @@ def pack_source(
         at.documents_before = at.documents
 
 
+def furthest_behind(shares: Mapping[str, float], num_drawn: Mapping[str, int]) -> str:
+    """The source that the next sequence comes from, after `num_drawn` of each."""
+    total = sum(num_drawn.values()) + 1
+    return max(shares, key=lambda name: shares[name] * total - num_drawn.get(name, 0))
+
+
 def interleave(
     sources: dict[str, Iterator[tuple[PackedSequence, dict[str, Any]]]],
     shares: dict[str, float],
@@ -173,8 +179,7 @@ def interleave(
     """
     num_drawn, positions = ({**(state or {}).get(key, {})} for key in ("num_drawn", "sources"))
     while True:
-        total = sum(num_drawn.values()) + 1
-        name = max(shares, key=lambda name: shares[name] * total - num_drawn.get(name, 0))
+        name = furthest_behind(shares, num_drawn)
         sequence, position = next(sources[name], (None, {}))
         if sequence is None:
             return

@@ -20,7 +20,7 @@ from evalsuite.foundation import DataError
 
 LOOKAHEAD = 2
 """Tasks per process that are submitted before their results are needed."""
-MAX_DEFAULT_WORKERS = 4
+MAX_DEFAULT_WORKERS = 8
 MAX_DEATHS = 2
 """Deaths of worker processes during one task after which it is given up."""
 
@@ -40,6 +40,7 @@ class WorkerPool:
     def __init__(self, preparation: Preparation, num_workers: int = 0) -> None:
         self._preparation, self.num_workers = preparation, num_workers
         self._executor: ProcessPoolExecutor | None = None
+        self._lock = threading.Lock()
 
     def map(self, method: str, tasks: Iterable[tuple[Label, tuple[Any, ...]]]) -> Iterator[tuple[Label, Any]]:
         """Yield the label of every task with the method's result.
@@ -87,25 +88,28 @@ class WorkerPool:
             yield pending.popleft()[0], result
 
     def _executor_in_use(self) -> ProcessPoolExecutor:
-        if self._executor is None:
-            self._executor = ProcessPoolExecutor(
-                self.num_workers,
-                mp_context=multiprocessing.get_context("spawn"),
-                initializer=_init_worker,
-                initargs=(self._preparation,),
-            )
-        return self._executor
+        with self._lock:
+            if self._executor is None:
+                self._executor = ProcessPoolExecutor(
+                    self.num_workers,
+                    mp_context=multiprocessing.get_context("spawn"),
+                    initializer=_init_worker,
+                    initargs=(self._preparation,),
+                )
+            return self._executor
 
     def _discard(self, executor: ProcessPoolExecutor) -> None:
         """End an executor whose processes died, unless another call of `map` has replaced it already."""
-        if self._executor is executor:
-            self.close()
+        with self._lock:
+            if self._executor is not executor:
+                return
+            self._executor = None
+        executor.shutdown(wait=False, cancel_futures=True)
 
     def close(self) -> None:
         """End the processes; another task starts new ones."""
         if self._executor is not None:
-            self._executor.shutdown(wait=False, cancel_futures=True)
-            self._executor = None
+            self._discard(self._executor)
 
 
 def default_num_workers(device: str, processes: int) -> int:

@@ -3,7 +3,7 @@
 import json
 import os
 import threading
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
@@ -130,6 +130,20 @@ def test_any_number_of_workers_gives_and_resumes_the_same_sequences(recipe, toke
             assert content(batches(recipe, tokenizer, 12, state=state)) == content(alone[cut : cut + 12])
     finally:
         sources.close()
+
+
+@pytest.mark.parametrize("broken", [["text"], ["chat"], ["chat", "text"]])
+def test_any_number_of_workers_refuses_the_same_data(recipe, tokenizer, broken):
+    data = dict(recipe.data)
+    for name in broken:
+        data[name] = data[name].model_copy(update={"files": [f"/nowhere/{name}.jsonl"]})
+    refused = []
+    for num_workers in (0, 1):
+        with closing(DataSources(data, tokenizer, seed=recipe.seed, num_workers=num_workers)) as sources:
+            with pytest.raises(DataError) as error:
+                validate_data(sources, recipe.stages)
+            refused.append(str(error.value))
+    assert refused[0] == refused[1]
 
 
 @pytest.fixture
@@ -259,4 +273,4 @@ def test_a_shuffle_buffer_is_read_while_the_one_before_is_consumed(recipe, token
 def test_the_number_of_workers_follows_the_cores_of_a_gpu(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
     assert default_num_workers("cpu", 1) == 0
-    assert [default_num_workers("cuda", processes) for processes in (1, 4, 8, 16)] == [4, 3, 1, 1]
+    assert [default_num_workers("cuda", processes) for processes in (1, 4, 8, 16)] == [8, 3, 1, 1]
