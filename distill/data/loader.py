@@ -221,7 +221,8 @@ def validated(sources: DataSources, stages: Sequence[Stage]) -> Iterator[None]:
 
     def validate() -> None:
         try:
-            checked.set_result(validate_data(sources, stages))
+            validate_data(sources, stages)
+            checked.set_result(None)
         except BaseException as error:  # raised again in the calling thread
             checked.set_exception(error)
 
