@@ -83,6 +83,29 @@ class EndToEndStage(Stage):
             held = len(layers) * student.config.hidden_size + max(layers)
         return width * tokens * held + logits
 
+    def shared_logits_bytes(self, students: int, vocab_size: int, width: int) -> int:
+        found = width * self.micro_batch_tokens * vocab_size
+        shares = self.runs_teacher and self.store is None and students > 1
+        return found if shares and found <= LOGITS_BYTES else 0
+
+    def _shares_logits(self, teacher: "CausalLM | None", students: int) -> bool:
+        from evalsuite.models.decoder.head import LanguageModelHead
+
+        if teacher is None:
+            return False
+        weight = LanguageModelHead.of(teacher).weight
+        return self.shared_logits_bytes(students, weight.shape[0], weight.element_size()) > 0
+
+    def check_students(self, students: "Mapping[str, CausalLM]") -> None:
+        """The fused loss has a gradient for the weight of the head alone."""
+        for label, student in students.items():
+            bias, parameters = student.get_output_embeddings().bias, dict(student.named_parameters())
+            if any(parameters[name] is bias for name in trainable_names(student, self.trainable_set)):
+                raise ConfigError(
+                    f"stage '{self.name}': the head of '{label}' has a bias, which would not be trained with "
+                    f"trainable: {self.trainable_set}; set trainable to block or mixer"
+                )
+
     def num_concurrent(self, students: int) -> int:
         """Several in short micro-batches."""
         return min(students, CONCURRENT_STUDENTS) if self.micro_batch_tokens <= CONCURRENT_TOKENS else 1
@@ -94,7 +117,10 @@ class EndToEndStage(Stage):
 
         teacher = teacher if self.runs_teacher and self.store is None else None
         concurrent = self.num_concurrent(len(students))
-        return OutputLosses(self.loss_columns, self.columns, teacher, students, concurrent, device)
+        shares = self._shares_logits(teacher, len(students))
+        return OutputLosses(
+            self.loss_columns, self.columns, teacher, students, concurrent, device, shares_logits=shares
+        )
 
 
 @OBJECTIVES.register("kd")
@@ -219,12 +245,15 @@ class OnPolicyDistillation(EndToEndStage):
         from evalsuite.distill.objectives.output_losses import OnPolicyLosses
 
         share, concurrent = self.num_rollouts / self.batch_size, self.num_concurrent(len(students))
-        return OnPolicyLosses(self.loss_columns, share, self.columns, teacher, students, concurrent, device)
+        arguments = self.columns, teacher, students, concurrent, device
+        shares = self._shares_logits(teacher, len(students))
+        return OnPolicyLosses(self.loss_columns, share, *arguments, shares_logits=shares)
 
     def check_students(self, students: "Mapping[str, CausalLM]") -> None:
         """Every student has to run in the in-process engine."""
         from evalsuite.models.inference.torch.structure import unknown_structure
 
+        super().check_students(students)
         for label, student in students.items():
             if (reason := unknown_structure(student.config, self.seq_len)) is not None:
                 raise ConfigError(

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from evalsuite.distill.objectives.divergences import divergence
 from evalsuite.distill.objectives.top_tokens import (
@@ -25,7 +26,6 @@ from evalsuite.distill.objectives.top_tokens import (
 from evalsuite.distill.recipe.config import LossConfig
 from evalsuite.models.decoder.head import LanguageModelHead
 from evalsuite.models.ops.distill_loss import row_losses
-from evalsuite.models.ops.numerics import soft_capped
 
 DEFAULT_CHUNK_BYTES = 1 << 29
 """Size of one chunk of logits, in bytes of the accumulation dtype."""
@@ -47,9 +47,17 @@ def kd_per_token(student: Tensor, teacher: Tensor, config: LossConfig) -> Tensor
     return divergence(log_t, log_s, config) * config.temperature**2
 
 
-def head_logits(hidden: Tensor, weight: Tensor, soft_cap: float | None) -> Tensor:
-    """Logits [N, V] of hidden states [N, D] and the head's weight [V, D]."""
-    return soft_capped(hidden @ weight.T, soft_cap)
+def head_logits(hidden: Tensor, weight: Tensor, head: LanguageModelHead) -> Tensor:
+    """Logits [N, V] of hidden states [N, D] and the head, whose weight [V, D] is given in their dtype."""
+    bias = head.linear.bias
+    return head.transform(functional.linear(hidden, weight, None if bias is None else bias.to(weight.dtype)))
+
+
+def compute_dtype(hidden: Tensor, weight: Tensor) -> torch.dtype:
+    """Of the products with the head."""
+    if torch.is_autocast_enabled(hidden.device.type):
+        return torch.get_autocast_dtype(hidden.device.type)
+    return torch.promote_types(hidden.dtype, weight.dtype)
 
 
 class _FusedLinearDistillation(torch.autograd.Function):
@@ -62,14 +70,9 @@ class _FusedLinearDistillation(torch.autograd.Function):
         config: LossConfig,
         chunk_size: int,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        soft_cap, teacher, teacher_hidden = tokens.head.soft_cap, tokens.teacher_head, tokens.teacher_hidden
+        student, teacher, teacher_hidden = tokens.head, tokens.teacher_head, tokens.teacher_hidden
         accumulate = torch.promote_types(hidden.dtype, torch.float32)
-        autocast = (
-            torch.get_autocast_dtype(hidden.device.type)
-            if torch.is_autocast_enabled(hidden.device.type)
-            else None
-        )
-        compute = autocast or torch.promote_types(hidden.dtype, weight.dtype)
+        compute = compute_dtype(hidden, weight)
         head = weight.to(compute)
         teacher_weight = None if teacher is None else teacher.weight.to(compute)
         need_hidden, need_weight = ctx.needs_input_grad[:2]
@@ -81,16 +84,19 @@ class _FusedLinearDistillation(torch.autograd.Function):
             for start in range(0, hidden.shape[0], chunk_size):
                 chunk = slice(start, start + chunk_size)
                 states = hidden[chunk].to(compute)
-                logits = head_logits(states, head, soft_cap)
-                # d cap · tanh(z / cap) / dz; the loss overwrites the logits.
-                slope = None if soft_cap is None else 1 - (logits / soft_cap).square()
+                logits = head_logits(states, head, student)
+                # Before the loss overwrites the logits.
+                slope = student.slope(logits)
                 teacher_logits, top = None, None
                 if tokens.top is not None:
                     top = tokens.top.chunk(chunk, accumulate)
+                elif tokens.teacher_logits is not None:
+                    teacher_logits = tokens.teacher_logits[chunk]
+                    if teacher_logits.dtype == accumulate:
+                        # The loss may overwrite it.
+                        teacher_logits = teacher_logits.clone()
                 elif teacher is not None and teacher_weight is not None and teacher_hidden is not None:
-                    teacher_logits = head_logits(
-                        teacher_hidden[chunk].to(compute), teacher_weight, teacher.soft_cap
-                    )
+                    teacher_logits = head_logits(teacher_hidden[chunk].to(compute), teacher_weight, teacher)
                 chunk_ce, chunk_kl, gradient = _loss_and_gradient(
                     logits,
                     teacher_logits,
@@ -198,7 +204,8 @@ class LossTokens:
 
     hidden, teacher_hidden: last hidden states [N, D]. labels: the next tokens [N]. weights: [N], those of
     the tokens over the number of loss tokens of the step. The teacher's are None if it does not run; they get
-    no gradient. top: what a teacher store has in their place.
+    no gradient. top: what a teacher store has in their place. teacher_logits: [N, V], computed once for
+    several students; None: each computes them in chunks.
     """
 
     hidden: Tensor
@@ -208,6 +215,7 @@ class LossTokens:
     teacher_hidden: Tensor | None
     teacher_head: LanguageModelHead | None
     top: TopTokens | None = None
+    teacher_logits: Tensor | None = None
 
     def distillation(
         self, config: LossConfig, *, chunk_size: int | None = None

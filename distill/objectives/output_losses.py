@@ -8,7 +8,7 @@ from torch import Tensor
 
 from evalsuite.distill.objectives.cuda_streams import SideStreams
 from evalsuite.distill.objectives.forward import hidden_states, read_out
-from evalsuite.distill.objectives.kl_and_cross_entropy import LossTokens
+from evalsuite.distill.objectives.kl_and_cross_entropy import LossTokens, compute_dtype, head_logits
 from evalsuite.distill.objectives.top_tokens import TopTokens
 from evalsuite.distill.types import CausalLM, MicroBatch, Rollouts
 from evalsuite.models.decoder.head import LanguageModelHead
@@ -24,6 +24,7 @@ class OutputLosses:
     Args:
         loss_columns, columns: see `EndToEndStage`.
         teacher: None if the loss does not depend on it.
+        shares_logits: compute the teacher's logits of all tokens once for several students.
     """
 
     def __init__(
@@ -34,8 +35,11 @@ class OutputLosses:
         students: Sequence[CausalLM],
         concurrent: int,
         device: torch.device,
+        *,
+        shares_logits: bool = False,
     ) -> None:
         self._loss_columns, self._concurrent = loss_columns, concurrent
+        self._shares_logits = shares_logits
         self._teacher, self._students = teacher, students
         self._losses = torch.zeros(len(students), len(columns), device=device)
 
@@ -49,12 +53,17 @@ class OutputLosses:
 
     def _run(self, batch: MicroBatch, num_loss_tokens: float, students: Sequence[CausalLM]) -> Tensor:
         """Add gradients of these students; return their losses [students, columns]."""
-        teacher_hidden = teacher_head = None
+        teacher_hidden = teacher_head = teacher_logits = None
         streams = SideStreams(1 + self._concurrent, batch.input_ids.device)
         if self._teacher is not None:
             with torch.no_grad(), streams.fork(TEACHER_STREAM):
                 teacher_hidden = batch.select(hidden_states(self._teacher, batch))
                 teacher_head = LanguageModelHead.of(self._teacher)
+                if self._shares_logits and len(students) > 1:
+                    dtype = compute_dtype(teacher_hidden, teacher_head.weight)
+                    with torch.autocast(teacher_hidden.device.type, enabled=False):
+                        weight = teacher_head.weight.to(dtype)
+                        teacher_logits = head_logits(teacher_hidden.to(dtype), weight, teacher_head)
         labels = batch.select(batch.labels)
         if batch.loss_weights is None:
             weights = torch.full(labels.shape, 1 / num_loss_tokens, device=labels.device)
@@ -67,7 +76,9 @@ class OutputLosses:
         def loss(hidden: Tensor, head: LanguageModelHead) -> Sequence[Tensor]:
             selected = batch.select(hidden)
             streams.wait(TEACHER_STREAM)
-            tokens = LossTokens(selected, head, labels, weights, teacher_hidden, teacher_head, top)
+            tokens = LossTokens(
+                selected, head, labels, weights, teacher_hidden, teacher_head, top, teacher_logits
+            )
             return self._loss_columns(tokens)
 
         rows = []
@@ -97,9 +108,13 @@ class OnPolicyLosses(OutputLosses):
     """
 
     def __init__(
-        self, loss_columns: Callable[[LossTokens], Sequence[Tensor]], share: float, *arguments: Any
+        self,
+        loss_columns: Callable[[LossTokens], Sequence[Tensor]],
+        share: float,
+        *arguments: Any,
+        shares_logits: bool,
     ) -> None:
-        super().__init__(loss_columns, *arguments)
+        super().__init__(loss_columns, *arguments, shares_logits=shares_logits)
         self._share = share
 
     def backward(self, batch: MicroBatch, num_loss_tokens: int) -> None:

@@ -95,6 +95,11 @@ class Stage(StrictUnion):
     def activation_bytes(self, student: "ModelCost", width: int) -> float:
         """Bytes of a student's activations and logits of one micro-batch; `width`: bytes of an activation."""
 
+    def shared_logits_bytes(self, students: int, vocab_size: int, width: int) -> int:
+        """Bytes of the teacher's logits of a micro-batch where several students share them; 0 where each
+        student computes them in chunks, or none does. `width`: bytes of a logit."""
+        return 0
+
     def num_concurrent(self, students: int) -> int:
         """How many of the students hold their activations at the same time in a captured graph."""
         return 1

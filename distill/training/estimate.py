@@ -237,6 +237,8 @@ def stage_memory(
         stage.activation_bytes(student, width) + _mask_bytes(student, stage, width, stored=stored)
         for student in students
     )
+    if present is not None:
+        total += stage.shared_logits_bytes(len(students), present.config.vocab_size, width)
     masks = 0.0 if present is None else _mask_bytes(present, stage, width, stored=False)
     return total + max(masks, concurrent * activations)
 

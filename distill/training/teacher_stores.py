@@ -178,7 +178,7 @@ def _targets(
         batch = collate(sequences[start : start + micro_batch_size], packed=stage.packing == "documents")
         batch = batch.to(device)
         for states in batch.select(hidden_states(teacher, batch)).split(chunk):
-            logits = head_logits(states, head.weight, head.soft_cap)
+            logits = head_logits(states, head.weight, head)
             accumulate = torch.promote_types(logits.dtype, torch.float32)
             top = top_tokens(logits.to(accumulate), stage.stored_k, stage.loss.temperature)
             yield top.ids.cpu().numpy(), top.log_probs.cpu().numpy()

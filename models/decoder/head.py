@@ -35,6 +35,12 @@ class LanguageModelHead:
         """Logits [..., V] of hidden states [..., D]."""
         return self.transform(self.linear(hidden))
 
+    def slope(self, logits: Tensor) -> Tensor | float | None:
+        """Derivative of the logits [..., V] with respect to the products with the weight; None: 1."""
+        if self.soft_cap is None:
+            return None if self.scale == 1.0 else self.scale
+        return self.scale * (1 - (logits / self.soft_cap).square())
+
     def transform(self, logits: Tensor) -> Tensor:
         """Logits [..., V] of the products with the weight."""
         return soft_capped(logits if self.scale == 1.0 else logits * self.scale, self.soft_cap)

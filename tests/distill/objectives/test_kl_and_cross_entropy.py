@@ -248,3 +248,42 @@ def test_a_frozen_head_gets_no_gradient(tensors):
     fused_linear_distillation(**tensors, config=LossConfig())[0].backward()
     assert tensors["hidden"].grad is not None
     assert tensors["weight"].grad is None
+
+
+@pytest.mark.parametrize("transform", [{"scale": 0.25}, {"soft_cap": 2.0}, {"scale": 0.25, "soft_cap": 0.5}])
+def test_heads_that_scale_cap_or_add_are_those_of_the_model(tensors, transform):
+    """Cohere and Granite scale logits, Gemma 2 caps them, Phi has a bias."""
+    config = LossConfig(ce=0.5)
+    bias = torch.linspace(-1, 1, V, dtype=torch.float64)
+    leaves = {name: tensors[name].requires_grad_() for name in ("hidden", "weight")}
+    loss, ce, kl = fused_linear_distillation(**tensors, config=config, chunk_size=3, bias=bias, **transform)
+    found = torch.autograd.grad(loss, list(leaves.values()))
+
+    def logits(kind: str) -> torch.Tensor:
+        linear = tensors[f"{kind}hidden"] @ tensors[f"{kind}weight"].T + bias
+        scaled, cap = linear * transform.get("scale", 1.0), transform.get("soft_cap")
+        return scaled if cap is None else cap * torch.tanh(scaled / cap)
+
+    student, weights = logits(""), tensors["token_weights"]
+    wanted_kl = (kd_per_token(student, logits("teacher_"), config) * weights).sum()
+    wanted_ce = (
+        torch.nn.functional.cross_entropy(student, tensors["labels"], reduction="none") * weights
+    ).sum()
+    wanted = torch.autograd.grad(0.5 * wanted_ce + wanted_kl, list(leaves.values()))
+    assert ce.item() == pytest.approx(wanted_ce.item())
+    assert kl.item() == pytest.approx(wanted_kl.item())
+    for mine, theirs in zip(found, wanted, strict=True):
+        assert torch.allclose(mine, theirs)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=name)
+def test_logits_of_the_teacher_that_are_given_change_nothing(tensors, config):
+    """They are the same for a second student: the loss overwrites none."""
+    given = tensors["teacher_hidden"] @ tensors["teacher_weight"].T
+    before = given.clone()
+    found, wanted = (
+        fused_linear_distillation(**tensors, config=config, chunk_size=3, teacher_logits=logits)
+        for logits in (given, None)
+    )
+    assert torch.equal(given, before)
+    assert torch.allclose(torch.stack(found), torch.stack(wanted))
