@@ -62,7 +62,8 @@ def _not_apart(rows: Sequence[StudentRow], first: StudentRow) -> str:
         and first.worst.interval is not None
         and row.worst.interval.high >= first.worst.interval.low
     ]
-    return f", though its interval meets that of {counted(len(level), 'other')}" if level else ""
+    theirs = "that" if len(level) == 1 else "those"
+    return f", though its interval meets {theirs} of {counted(len(level), 'other')}" if level else ""
 
 
 def _gained(report: Report, row: StudentRow) -> str:
