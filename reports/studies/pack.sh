@@ -30,11 +30,12 @@ ln -s "$(realpath "$triton")" "$blob/triton.tar.xz"
 for path in "$@"; do
   ln -s "$(realpath "$path")" "$blob/$(basename "$path")"
 done
-tar -chf - -C "$blob" . | split -b 50M -d -a 1 - "$out/slice."
+tar -chf - -C "$blob" . | split -b 50M -d -a 2 - "$out/slice."
 rm -r "$blob"
+# The host joins them in the order of their names.
 for slice in "$out"/slice.*; do
-  number=$((${slice##*.} + 1))
-  mkdir -p "$out/parts/$number"
-  mv "$slice" "$out/parts/$number/slice.$number"
+  part=$out/parts/$((10#${slice##*.} + 1))
+  mkdir -p "$part"
+  mv "$slice" "$part"
 done
 du -sh "$out"/parts/*
