@@ -73,8 +73,7 @@ class EndToEndStage(Stage):
         logit = 2 * width if self.loss_has_kernel and width == 2 else 16
         logits = min(LOGITS_BYTES, logit * tokens * student.config.vocab_size)
         head = student.model.get_output_embeddings().weight
-        parameters = dict(student.model.named_parameters())
-        if any(parameters[name] is head for name in trainable_names(student.model, self.trainable_set)):
+        if self._trains(student.model, head):
             # The fp32 sum of its gradient over chunks, the product of one, and the sum in the weight's dtype.
             logits += (4 + 2 * width) * head.numel()
         layers = student.layer_activations
@@ -98,13 +97,18 @@ class EndToEndStage(Stage):
 
     def check_students(self, students: "Mapping[str, CausalLM]") -> None:
         """The fused loss has a gradient for the weight of the head alone."""
+        from evalsuite.models.decoder.head import LanguageModelHead
+
         for label, student in students.items():
-            bias, parameters = student.get_output_embeddings().bias, dict(student.named_parameters())
-            if any(parameters[name] is bias for name in trainable_names(student, self.trainable_set)):
+            if self._trains(student, LanguageModelHead.of(student).bias):
                 raise ConfigError(
                     f"stage '{self.name}': the head of '{label}' has a bias, which would not be trained with "
                     f"trainable: {self.trainable_set}; set trainable to block or mixer"
                 )
+
+    def _trains(self, student: "CausalLM", parameter: "Tensor | None") -> bool:
+        parameters = dict(student.named_parameters())
+        return any(parameters[name] is parameter for name in trainable_names(student, self.trainable_set))
 
     def num_concurrent(self, students: int) -> int:
         """Several in short micro-batches."""

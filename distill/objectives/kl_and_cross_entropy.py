@@ -49,8 +49,8 @@ def kd_per_token(student: Tensor, teacher: Tensor, config: LossConfig) -> Tensor
 
 def head_logits(hidden: Tensor, weight: Tensor, head: LanguageModelHead) -> Tensor:
     """Logits [N, V] of hidden states [N, D] and the head, whose weight [V, D] is given in their dtype."""
-    bias = head.linear.bias
-    return head.transform(functional.linear(hidden, weight, None if bias is None else bias.to(weight.dtype)))
+    bias = None if head.bias is None else head.bias.to(weight.dtype)
+    return head.transform(functional.linear(hidden, weight, bias))
 
 
 def compute_dtype(hidden: Tensor, weight: Tensor) -> torch.dtype:

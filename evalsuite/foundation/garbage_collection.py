@@ -1,4 +1,4 @@
-"""Garbage collection, paused where a process imports what it keeps."""
+"""Garbage collection, paused where a process makes many objects that it keeps."""
 
 import gc
 from collections.abc import Iterator
@@ -9,8 +9,8 @@ from contextlib import contextmanager
 def collection_paused() -> Iterator[None]:
     """Collect no garbage within this context.
 
-    torch, transformers and the harnesses make some hundred thousand objects that stay, and each collection
-    traverses them: a fifth of the time that they take to import.
+    Importing torch, transformers and the harnesses, or reading responses, makes some hundred thousand objects
+    that stay, and each collection traverses them: a fifth of the time that the imports take.
     """
     was_enabled = gc.isenabled()
     gc.disable()

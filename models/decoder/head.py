@@ -31,6 +31,12 @@ class LanguageModelHead:
         """W."""
         return self.linear.weight
 
+    @property
+    def bias(self) -> Tensor | None:
+        """b; None: the head has none."""
+        found: Tensor | None = getattr(self.linear, "bias", None)
+        return found
+
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [..., V] of hidden states [..., D]."""
         return self.transform(self.linear(hidden))

@@ -203,8 +203,7 @@ class SplitModel:
         self._head = LanguageModelHead.of(model)
         self._body = model.get_decoder()
         self._weight = self._head.weight.detach().float()
-        bias: Tensor | None = getattr(self._head.linear, "bias", None)
-        self._bias = None if bias is None else bias.detach().float()
+        self._bias = None if self._head.bias is None else self._head.bias.detach().float()
         self.device, self.vocabulary = self._weight.device, int(self._weight.shape[0])
         with state_precision(model, None):
             self._check(model)

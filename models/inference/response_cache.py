@@ -5,7 +5,6 @@ The folder holds one response log per fingerprint and verb, `<fingerprint>.<verb
 processes may share a folder; of two lines with the same key, `settle` tells which one counts.
 """
 
-import gc
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from evalsuite.foundation import DataError, append_jsonl, progress, read_jsonl
+from evalsuite.foundation.garbage_collection import collection_paused
 from evalsuite.models.inference.base import Engine, RemoteEngine, score_remaining
 from evalsuite.models.inference.requests import (
     INVALID_PREFIX,
@@ -78,14 +78,8 @@ class ResponseCache:
         loaded = self._loaded.get((fingerprint, verb))
         if loaded is None:
             tolerance = self._tolerances.get(fingerprint, HALF_TOLERANCE.rounding)
-            # The garbage collector would rescan hundreds of thousands of new objects.
-            was_enabled = gc.isenabled()
-            gc.disable()
-            try:
+            with collection_paused():
                 loaded = read_responses(self._path(fingerprint, verb), verb, tolerance)
-            finally:
-                if was_enabled:
-                    gc.enable()
             self._loaded[fingerprint, verb] = loaded
         return loaded
 
