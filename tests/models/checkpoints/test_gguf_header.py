@@ -1,4 +1,4 @@
-"""Headers of GGUF files: as gguf's own reader has them, once, and refused by name where they are damaged."""
+"""GGUF files: read as gguf and transformers read them, once, and refused by name where they are damaged."""
 
 from pathlib import Path
 from typing import Any
@@ -6,11 +6,14 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+from gguf.constants import GGML_QUANT_SIZES
+from gguf.quants import _type_traits
 from transformers import modeling_gguf_pytorch_utils
 
 from evalsuite.foundation import CheckpointError
 from evalsuite.models import describe_checkpoint
-from evalsuite.models.checkpoints.gguf_header import HeaderReader, header_parsed_once
+from evalsuite.models.checkpoints import gguf_header
+from evalsuite.models.checkpoints.gguf_header import HeaderReader, header_parsed_once, in_chunks
 
 TOKENS = ["<unk>", "", "naïve", "漢字", "a b"]
 
@@ -73,11 +76,37 @@ def test_a_header_is_parsed_once_and_the_packages_are_as_before(
 ) -> None:
     opened = []
     monkeypatch.setattr(HeaderReader, "__init__", lambda self, path: opened.append(path))
-    before = dict(vars(gguf)), dict(vars(modeling_gguf_pytorch_utils))
+    packages = vars(gguf), vars(modeling_gguf_pytorch_utils), gguf_header._own_reader()
+    before = [dict(each) for each in packages]
     with header_parsed_once(str(file)) as header:
         assert gguf.GGUFReader(str(file)) is header
     assert opened == [str(file)]
-    assert (vars(gguf), vars(modeling_gguf_pytorch_utils)) == before
+    assert [dict(each) for each in packages] == before
+
+
+def test_a_transformers_without_a_reader_of_its_own_is_read_as_well(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gguf_header, "_own_reader", dict)
+    with header_parsed_once(str(file)) as header:
+        assert header.num_tokens == len(TOKENS)
+
+
+@pytest.mark.parametrize(
+    "kind", [gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.F16, *_type_traits]
+)
+def test_dequantized_values_are_those_of_gguf(
+    kind: gguf.GGMLQuantizationType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In chunks of three blocks, of which the last is not full, and which begin within rows."""
+    block, size = GGML_QUANT_SIZES[kind]
+    monkeypatch.setattr(gguf_header, "CHUNK", 3 * block)
+    np.random.default_rng(0).integers(0, 256, 2 * 37 * 4 * size, dtype=np.uint8).tofile(tmp_path / "blocks")
+    stored = np.memmap(tmp_path / "blocks", mode="r", shape=(2, 37, 4 * size))
+    with np.errstate(all="ignore"):
+        found, wanted = in_chunks(gguf.dequantize)(stored, kind), gguf.dequantize(stored, kind)
+    assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype)
+    assert found.tobytes() == wanted.tobytes()
 
 
 def test_a_file_without_tokens_is_refused_by_name(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
