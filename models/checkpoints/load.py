@@ -3,6 +3,7 @@
 import inspect
 import logging
 import math
+import pickle
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -108,7 +109,7 @@ def load_checkpoint(
         original = weights_id(location.path)
         # The tokenizer and the model read it as well, with errors that do not name it.
         _load(AutoConfig, location, trust_remote_code)
-        tokenizer = _load(AutoTokenizer, location, trust_remote_code)
+        tokenizer = _load_tokenizer(location, trust_remote_code)
         model, report = _load(
             AutoModelForCausalLM,
             location,
@@ -215,7 +216,7 @@ def describe_checkpoint(
                 raise CheckpointError(f"{location.source}: it has no tokenizer")
             highest = tokens - 1
         else:
-            tokenizer = _load(AutoTokenizer, location, trust_remote_code)
+            tokenizer = _load_tokenizer(location, trust_remote_code)
             tokens, highest = len(tokenizer), max(tokenizer.get_vocab().values(), default=-1)
         parameters = _parameters(location)
     _check_tokenizer(location.source, highest, config.get_text_config().vocab_size)
@@ -250,7 +251,7 @@ def _check_states(config: PreTrainedConfig, location: Location) -> None:
 def load_outline(path: str | Path) -> tuple[Any, Any]:
     """The config and tokenizer of a checkpoint, whose weights are not read. Raises as `load_checkpoint`."""
     with _opened(path) as location:
-        return _load(AutoConfig, location, False), _load(AutoTokenizer, location, False)
+        return _load(AutoConfig, location, False), _load_tokenizer(location, False)
 
 
 def count_parameters(path: str | Path) -> int:
@@ -322,15 +323,29 @@ def _load(kind: Any, location: Location, trust_remote_code: bool, **arguments: A
         if "trust_remote_code" in str(error):
             reason += " (the checkpoint includes Python code; --trust-remote-code allows it to run)"
         raise CheckpointError(f"{location.source}: {_FILES[kind]} cannot be loaded: {reason}") from error
-    if kind is not AutoTokenizer:
-        return loaded
-    if location.header is not None:
-        try:
-            with_stated_tokens(loaded, location.header.stated)
-        except ConfigError as error:
-            raise CheckpointError(f"{location.source}: {error}") from error
-    return whole_texts(loaded)
+    return loaded
 
+
+def _load_tokenizer(location: Location, trust_remote_code: bool) -> Any:
+    """The checkpoint's tokenizer, of which the caller is the only owner. Raises as `load_checkpoint`."""
+    if location.header is None:
+        return whole_texts(_load(AutoTokenizer, location, trust_remote_code))
+    # Its path as given is part of the tokenizer.
+    at = location.path.stat()
+    key = str(location.path), at.st_dev, at.st_ino, at.st_size, at.st_mtime_ns, trust_remote_code
+    if key in _DERIVED:
+        return whole_texts(pickle.loads(_DERIVED[key]))
+    loaded = _load(AutoTokenizer, location, trust_remote_code)
+    try:
+        loaded = whole_texts(with_stated_tokens(loaded, location.header.stated))
+    except ConfigError as error:
+        raise CheckpointError(f"{location.source}: {error}") from error
+    _DERIVED[key] = pickle.dumps(loaded)
+    return loaded
+
+
+_DERIVED: dict[tuple[str | int, ...], bytes] = {}
+"""Pickled tokenizers of the GGUF files that this process opened; their merges take seconds to derive."""
 
 _FILES = {
     AutoConfig: "config.json",

@@ -1,5 +1,6 @@
 """GGUF files: read as gguf and transformers read them, once, and refused by name where they are damaged."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -8,12 +9,13 @@ import numpy as np
 import pytest
 from gguf.constants import GGML_QUANT_SIZES
 from gguf.quants import _type_traits
-from transformers import modeling_gguf_pytorch_utils
+from transformers import AutoTokenizer, modeling_gguf_pytorch_utils
 
 from evalsuite.foundation import CheckpointError
 from evalsuite.models import describe_checkpoint
 from evalsuite.models.checkpoints import gguf_header
 from evalsuite.models.checkpoints.gguf_header import HeaderReader, header_parsed_once, in_chunks
+from evalsuite.models.checkpoints.load import load_outline
 
 TOKENS = ["<unk>", "", "naïve", "漢字", "a b"]
 
@@ -114,6 +116,63 @@ def test_a_file_without_tokens_is_refused_by_name(file: Path, monkeypatch: pytes
     monkeypatch.setattr("evalsuite.models.checkpoints.load._load", lambda *_: None)
     with pytest.raises(CheckpointError, match=r"model\.gguf: it has no tokenizer"):
         describe_checkpoint(file, with_tokenizer=False)
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A file whose tokenizer transformers derives."""
+    path = tmp_path / "llama.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    for add in (writer.add_context_length, writer.add_embedding_length, writer.add_feed_forward_length):
+        add(8)
+    for add in (writer.add_block_count, writer.add_head_count, writer.add_head_count_kv):
+        add(1)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("smollm")
+    writer.add_token_list(["<s>", "</s>", "a", "b", "c", "ab", "abc"])
+    writer.add_token_types([3, 3, 1, 1, 1, 1, 1])
+    writer.add_token_merges(["a b", "ab c"])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(1)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def parts(tokenizer: Any) -> tuple[Any, ...]:
+    return type(tokenizer), tokenizer.backend_tokenizer.to_str(), repr(tokenizer), tokenizer.init_kwargs
+
+
+def test_a_tokenizer_is_derived_once_and_each_caller_owns_its_own(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    derive, derived = AutoTokenizer.from_pretrained, []
+    wanted = derive(model.parent, gguf_file=model.name)
+    monkeypatch.setattr(
+        AutoTokenizer,
+        "from_pretrained",
+        lambda *args, **named: derived.append(args) or derive(*args, **named),
+    )
+    first = load_outline(model)[1]
+    assert parts(first)[:3] == parts(wanted)[:3]
+    assert first("abcab</s>").input_ids == [6, 5, 1]
+    before = parts(first)
+    first.pad_token, first.padding_side = "b", "left"
+    first(["a"], truncation=True, max_length=4, padding="max_length")
+    second = load_outline(model)[1]
+    assert parts(second) == before
+    assert second.backend_tokenizer.padding is None
+    assert len(derived) == 1
+
+
+def test_a_tokenizer_is_derived_again_from_a_file_that_changed(model: Path) -> None:
+    assert load_outline(model)[1].eos_token == "</s>"
+    model.write_bytes(model.read_bytes().replace(b"</s>", b"<|s>"))
+    at = model.stat()
+    os.utime(model, ns=(at.st_atime_ns, at.st_mtime_ns + 1_000_000))
+    assert load_outline(model)[1].eos_token == "<|s>"
 
 
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
