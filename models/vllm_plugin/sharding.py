@@ -21,13 +21,13 @@ def local_mixer(mixer: RecurrentMixer, tp_size: int) -> RecurrentMixer:
         ConfigError: the heads do not divide among the ranks.
     """
     validate_ranks(mixer, tp_size)
-    # With one key head per query head, the teacher's groups play no role in the forward pass.
-    grouped = mixer.num_kv_heads != mixer.num_heads
-    shape = replace(
-        mixer.attention_shape,
-        num_heads=mixer.num_heads // tp_size,
-        num_kv_heads=max(1, mixer.num_kv_heads // tp_size) if grouped else mixer.num_heads // tp_size,
-    )
+    shape = mixer.attention_shape
+    if tp_size > 1:
+        # With one key head per query head, the teacher's groups play no role in the forward pass.
+        grouped = mixer.num_kv_heads != mixer.num_heads
+        heads = mixer.num_heads // tp_size
+        kv_heads = max(1, mixer.num_kv_heads // tp_size) if grouped else heads
+        shape = replace(shape, num_heads=heads, num_kv_heads=kv_heads)
     return type(mixer)(shape, mixer.options, mixer.layer_idx)
 
 

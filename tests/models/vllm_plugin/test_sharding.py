@@ -2,12 +2,13 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from evalsuite.foundation import CheckpointError, ConfigError
-from evalsuite.models import MIXERS, StudentForCausalLM
+from evalsuite.models import MIXERS, StudentForCausalLM, build_student
 from evalsuite.models.mixers import RecurrentMixer
 from evalsuite.models.vllm_plugin.sharding import load_sharded_weights, local_mixer
 
@@ -50,6 +51,16 @@ def test_grouped_key_heads_are_sharded(make_student: Callable[..., StudentForCau
         load_sharded_weights(local, full, rank, full.state_dict())
         total = total + local(x)[0]
     torch.testing.assert_close(total, full(x)[0], atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("options", [{}, {"expand_kv": False}])
+def test_one_rank_has_the_heads_that_the_mixer_has(options: dict[str, bool], make_teacher: Any) -> None:
+    student = build_student(make_teacher(), "gla", options={"gla": {"num_heads": 2, **options}})
+    full = student.model.layers[0].self_attn
+    local = local_mixer(full, 1)
+    load_sharded_weights(local, full, 0, full.state_dict())
+    x = torch.randn(1, 9, full.attention_shape.hidden_size)
+    torch.testing.assert_close(local(x)[0], full(x)[0])
 
 
 @pytest.mark.parametrize(
