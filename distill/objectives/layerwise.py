@@ -220,7 +220,8 @@ class MatrixMixing(LayerwiseStage):
         """
         from evalsuite.distill.objectives.layer_losses import matrix_mixing
 
-        matrix, _ = layer.self_attn.attention_matrix(activations.input, activations.position_embeddings)
+        positions = layer.position_embeddings(activations.context)
+        matrix, _ = layer.self_attn.attention_matrix(activations.input, positions)
         if matrix.shape[1] != target.shape[1]:
             matrix, target = matrix.mean(1, keepdim=True), target.mean(1, keepdim=True)
         if batch.loss_weights is not None:

@@ -35,7 +35,7 @@ class Context:
     embeddings: Tensor
     """Input of the first block [B, T, D]."""
     rotary: Sequence[tuple[Tensor, Tensor]]
-    """cos and sin [1 or B, T, head_dim] of each layer."""
+    """The teacher's cos and sin [1 or B, T, head_dim] of each layer."""
     position_ids: Tensor
     explicit_position_ids: Tensor | None = None
     """Positions, if they were given: those that follow from the lengths encode no packing."""
@@ -116,6 +116,7 @@ class LayerActivations:
 
     context: Context
     position_embeddings: tuple[Tensor, Tensor]
+    """Of the block's own mixer; that of another one makes its own from `context`."""
     block_input: Tensor
     """The residual stream [B, T, D]."""
     input: Tensor
@@ -194,6 +195,13 @@ class Block(GradientCheckpointingLayer):
             )  # fmt: skip
         return self._run(hidden, context, normed, observe)
 
+    def position_embeddings(self, context: Context) -> tuple[Tensor, Tensor]:
+        """What the mixer gets as such, also in a pass of another model with other mixers."""
+        made: tuple[Tensor, Tensor] = self.self_attn.position_embeddings(
+            context.rotary[self.index], context.position_ids
+        )
+        return made
+
     def mix(self, normed: Tensor, context: Context) -> tuple[Tensor, Tensor | None]:
         """Output [B, T, D] of the mixer for its input, and attention weights, if it has any."""
         cache, parallel = context.cache, context.sequence_parallel
@@ -201,7 +209,7 @@ class Block(GradientCheckpointingLayer):
             cache = EarlierParts(parallel, self.index, self.self_attn.cache_spec(), normed)
         mixed, attention = self.self_attn(
             hidden_states=normed,
-            position_embeddings=context.rotary[self.index],
+            position_embeddings=self.position_embeddings(context),
             attention_mask=context.mask(self.index, self.self_attn),
             position_ids=context.position_ids,
             use_cache=context.use_cache,
@@ -231,7 +239,7 @@ class Block(GradientCheckpointingLayer):
                 self.index,
                 LayerActivations(
                     context=context,
-                    position_embeddings=context.rotary[self.index],
+                    position_embeddings=self.position_embeddings(context),
                     block_input=block_input,
                     input=normed,
                     output=mixed,

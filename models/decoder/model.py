@@ -106,17 +106,12 @@ class StudentModel(StudentPreTrainedModel):
                 init.copy_(getattr(self.rotary_emb, name), value)
 
     def _rotary(self, hidden: Tensor, position_ids: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """cos and sin of each layer, or what its mixer makes of them."""
+        """The teacher's cos and sin of each layer."""
         if self.family.rotary_by_layer_type:
             types = self.config.base.layer_types
             by_type = {each: self.rotary_emb(hidden, position_ids, each) for each in set(types)}
-            found = [by_type[each] for each in types]
-        else:
-            found = [self.rotary_emb(hidden, position_ids)] * len(self.layers)
-        return [
-            layer.self_attn.position_embeddings(each, position_ids)
-            for layer, each in zip(self.layers, found, strict=True)
-        ]
+            return [by_type[each] for each in types]
+        return [self.rotary_emb(hidden, position_ids)] * len(self.layers)
 
     def new_cache(self) -> StudentCache:
         """An empty cache for this model's layers."""

@@ -12,6 +12,10 @@ from evalsuite.models import build_student
 from evalsuite.models.mixers import Mixer
 from tests.distill.stage_data import stage_data
 
+OWN_POSITIONS = [
+    ("sliding_window", {"window": 512, "rotary": False, "logit_scale_base": 8.0}),
+]
+
 
 def batch_of(small_recipe, stage, tokenizer, objective="attention_output", **changes):
     recipe = small_recipe("unused", stages=[stage("s", objective, **changes)])
@@ -126,6 +130,38 @@ def test_matrix_mixing_compares_attention_matrices(teacher, tokenizer, small_rec
     # The matrix does not depend on the values.
     values = student.model.layers[0].self_attn.v_proj.weight.grad
     assert values is None or not values.any()
+
+
+@pytest.mark.parametrize("objective", ["attention_output", "matrix_mixing"])
+@pytest.mark.parametrize(("name", "options"), OWN_POSITIONS)
+def test_layers_keep_their_own_positions_in_the_teachers_pass(
+    teacher, tokenizer, small_recipe, stage, objective, name, options
+):
+    teacher.set_attn_implementation("eager")
+    base, batch = batch_of(small_recipe, stage, tokenizer, objective)
+    student = build_student(teacher, name, options={name: options}).requires_grad_(True)
+    places = torch.arange(batch.input_ids.shape[1])[None]
+    distances = []
+
+    def compare(layer, activations):
+        mixer, x = student.model.layers[layer].self_attn, activations.input
+        positions = mixer.position_embeddings(teacher.model.rotary_emb(x, places), places)
+        if objective == "matrix_mixing":
+            matrix, _ = mixer.attention_matrix(x, positions)
+            target = activations.attention
+            if matrix.shape != target.shape:
+                matrix, target = matrix.mean(1, keepdim=True), target.mean(1, keepdim=True)
+            difference = matrix - target
+            distances.append(difference.square().sum((-2, -1)).sqrt().mean())
+            return
+        mask = activations.context.mask(layer, mixer)
+        difference = mixer(x, positions, attention_mask=mask)[0] - activations.output
+        distances.append(difference.square().sum(-1).mean())
+
+    with torch.no_grad():
+        teacher.model(batch.input_ids, observe=compare)
+    loss = losses_of(teacher, [student], batch, base)
+    torch.testing.assert_close(loss[0], torch.stack(distances).mean(), rtol=1e-4, atol=1e-6)
 
 
 class Opaque(Mixer):
