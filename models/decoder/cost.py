@@ -304,7 +304,8 @@ def recurrence_inputs(layer: RecurrentMixer) -> RecurrenceInputs:
     # For a mixer whose queries need states. Chunks turn autocast off, which the meta device does not have.
     layer.recurrence = naive_recurrent
     angles = torch.empty(1, 2, shape.head_dim, dtype=dtype, device="meta")
-    return layer.prepare(x, (angles, angles)).inputs
+    positions = torch.empty(1, 2, device="meta")
+    return layer.prepare(x, layer.position_embeddings((angles, angles), positions)).inputs
 
 
 _COSTS: dict[str, ModelCost] = {}

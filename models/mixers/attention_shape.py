@@ -99,8 +99,8 @@ def divide_heads(shape: AttentionShape, options: MixerOptions, where: str) -> tu
         widths of a head's keys and of its values.
 
     Raises:
-        ConfigError: the channels do not divide, or the teacher's rotary embedding or QK-norm has not the
-            heads' width; the message starts with `where`.
+        ConfigError: the channels do not divide, the teacher's rotary embedding or QK-norm has not the heads'
+            width, or that is odd with a `rotary_base`; the message starts with `where`.
     """
     num_heads = options.num_heads or shape.num_heads
     head_dim = _divide(shape.num_heads * shape.head_dim, num_heads, f"{where}: num_heads = {num_heads}")
@@ -120,11 +120,17 @@ def divide_heads(shape: AttentionShape, options: MixerOptions, where: str) -> tu
             f"{where}: num_qk_heads = {options.num_qk_heads}: the teacher's QK-norm spans all of its "
             "heads; set teacher_qk_norm: false"
         )
+    if options.rotary_base and widths[0] % 2:
+        raise ConfigError(
+            f"{where}: rotary_base = {options.rotary_base}: pairs of channels are rotated, the heads have "
+            f"{widths[0]}"
+        )
     if widths[0] != shape.head_dim:
         # Heads of the teacher's channels and more rotate the teacher's.
         is_wider = head_dim == shape.head_dim and widths[0] > head_dim
+        rotates = options.rotary and not options.rotary_base and shape.rotary
         for used, what, remedy in (
-            (options.rotary and shape.rotary and not is_wider, "rotary embedding", "rotary: false"),
+            (rotates and not is_wider, "rotary embedding", "rotary: false, or a rotary_base"),
             (bool(options.window), "width of queries and keys", "window: 0"),
             (
                 shape.qk_norm is not None and options.teacher_qk_norm,

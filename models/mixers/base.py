@@ -34,6 +34,7 @@ from evalsuite.models.mixers.layers import (
     init_constant_,
     make_projection,
     repeat_heads,
+    rotary_angles,
 )
 from evalsuite.models.mixers.options import MixerOptions
 from evalsuite.models.mixers.teacher_weights import copy_projections
@@ -141,6 +142,12 @@ class RecurrentMixer(Mixer):
 
     def copy_from_teacher(self, attention: nn.Module, init: str) -> None:
         copy_projections(self, attention, init)
+
+    def position_embeddings(
+        self, rotary: tuple[Tensor, Tensor], position_ids: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        base = self.options.rotary_base
+        return rotary_angles(position_ids, self.head_k_dim, base, rotary[0].dtype) if base else rotary
 
     def _build_convolutions(self) -> None:
         options = self.options
@@ -295,7 +302,7 @@ class RecurrentMixer(Mixer):
         if self.options.v_activation == "silu" and not self._v_activated_by_conv:
             v = functional.silu(v)
         q, k, v = self.split_heads(q), self.split_heads(k), v.unflatten(-1, (-1, self.head_v_dim))
-        if self.options.rotary and self.attention_shape.rotary:
+        if self.options.rotary and (self.attention_shape.rotary or self.options.rotary_base):
             if position_embeddings is None:
                 raise ConfigError(
                     f"layer {self.layer_idx}: {self.name} with rotary needs position_embeddings"
@@ -352,7 +359,8 @@ class RecurrentMixer(Mixer):
 
         Args:
             hidden_states: [B, T, hidden].
-            position_embeddings: cos and sin [B, T, D], used if the option `rotary` is on.
+            position_embeddings: what the method of that name returned: cos and sin [1 or B, T, D], used if
+                the option `rotary` is on.
             attention_mask: for the window of packed sequences only; a recurrence is causal, and `token_mask`
                 marks its pads.
             past_key_values, cache (from transformers 5.24 on): its `layers[layer_idx]` is a `LayerCache`.

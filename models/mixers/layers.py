@@ -48,6 +48,21 @@ def add_norm(norm: Any, x: Tensor, residual: Tensor | None, gain: Gain | None) -
     return hidden if norm is None else norm(hidden), hidden
 
 
+def rotary_angles(position_ids: Tensor, width: int, base: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """cos and sin [1 or B, T, width] of a plain rotary embedding in Llama's half-split layout.
+
+    Args:
+        position_ids: [1 or B, T].
+        width: channels of a head, all of which are rotated.
+        base: the pair i turns by base ** (−2 i / width) a position.
+        dtype: of the result; the angles are computed in float32, as the teachers' are.
+    """
+    rates = base ** -(torch.arange(0, width, 2, device=position_ids.device).float() / width)
+    half = position_ids.float().unsqueeze(-1) * rates
+    angles = torch.cat([half, half], -1)
+    return angles.cos().to(dtype), angles.sin().to(dtype)
+
+
 class OutputNorm(nn.Module):
     """Norm of the mixed values [B, T, H, V], for the values of `MixerOptions.output_norm` but "rms"."""
 

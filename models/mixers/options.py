@@ -3,6 +3,7 @@
 import dataclasses
 import typing
 from dataclasses import dataclass
+from math import inf
 from typing import Any, ClassVar, Literal, TypeVar
 
 from evalsuite.foundation import ConfigError, nearest
@@ -32,7 +33,7 @@ class MixerOptions:
     """Heads of queries and keys, each shared by several heads of values as in Mamba-2; 0 for one per head."""
     expand_k: float = 1.0
     """Width of a head's queries and keys, as a multiple of the teacher's. The teacher's channels come first;
-    the others start at random, with the same mean square, and are not rotated."""
+    the others start at random, with the same mean square, and are not rotated, unless by `rotary_base`."""
     expand_v: float = 1.0
     """Width of a head's values, as a multiple of the teacher's, which come first."""
     expand_kv: bool = True
@@ -41,6 +42,9 @@ class MixerOptions:
     """Keep the learned norm of queries and keys of a teacher that has one (Qwen3)."""
     rotary: bool = False
     """Apply the teacher's rotary position embedding to q and k."""
+    rotary_base: float = 0.0
+    """Base of a rotary embedding over all channels of the mixer's own heads, in every layer, such as RetNet's
+    10000; 0 for the teacher's embedding. Needs `rotary: true`."""
     short_conv: int = 4
     """Kernel size of the depthwise convolutions of q, k and v; 0 for none. Initialised to the identity."""
     activation: Literal["silu", "none"] = "silu"
@@ -77,6 +81,15 @@ class MixerOptions:
         for name in ("expand_k", "expand_v"):
             if not 0 < getattr(self, name) <= 16:
                 raise ConfigError(f"{name} = {getattr(self, name)}: must be above 0 and at most 16")
+        if self.rotary_base != 0 and not 1 < self.rotary_base < inf:
+            raise ConfigError(f"rotary_base = {self.rotary_base}: must be 0 or above 1, and finite")
+        if self.rotary_base and not self.rotary:
+            raise ConfigError(f"rotary_base = {self.rotary_base}: has no effect without rotary: true")
+        if self.rotary_base and self.window:
+            raise ConfigError(
+                f"rotary_base = {self.rotary_base}: a window attends with the teacher's rotary embedding; "
+                "set window: 0"
+            )
         if self.window_sinks and not self.window:
             raise ConfigError(f"window_sinks = {self.window_sinks}: needs a window; set window to 1 or more")
 

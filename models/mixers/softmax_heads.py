@@ -57,6 +57,11 @@ class SoftmaxHeadsMixer(Mixer):
             raise ConfigError(f"{where}learned_lower_bounds = True, which layers share; set it to false")
         if options.window:
             raise ConfigError(f"{where}window = {options.window}: set window: 0, or choose other layers")
+        if options.rotary_base:
+            raise ConfigError(
+                f"{where}rotary_base = {options.rotary_base}: both parts share the teacher's rotary "
+                "embedding; set rotary_base: 0, or choose other layers"
+            )
         if options.rotary and softmax.options.logit_scale_base:
             raise ConfigError(
                 f"{where}rotary = True need positions, which logit_scale_base = "

@@ -137,6 +137,11 @@ def check(mixer: nn.Module, teacher: TeacherAttention) -> GatedDeltaNet:
             f"{where} needs the teacher's {teacher.context.shape[2]} heads of {teacher.context.shape[3]} "
             f"values, not {mixer.num_heads} of {mixer.head_v_dim}; leave out num_heads and expand_v"
         )
+    if options.rotary_base:
+        raise ConfigError(
+            f"{where} takes the teacher's rotary embedding, not rotary_base = {options.rotary_base}; set it "
+            "to 0"
+        )
     if options.window:
         raise ConfigError(f"{where} has no statistics for window = {options.window}; set window: 0")
     if sets_gate(options) and (options.output_gate != "silu" or options.gate_rank):

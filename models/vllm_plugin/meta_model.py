@@ -14,9 +14,17 @@ from evalsuite.models.vllm_plugin.state import state_bytes
 _SERVED: dict[str, tuple[type, tuple[str, ...]]] = {
     "recurrence": (
         RecurrentMixer,
-        ("forward", "prepare", "project_output", "apply_normalizer", "state_shapes", "cache_spec"),
+        (
+            "forward",
+            "prepare",
+            "project_output",
+            "apply_normalizer",
+            "state_shapes",
+            "cache_spec",
+            "position_embeddings",
+        ),
     ),
-    "attention": (SoftmaxMixer, ("forward", "cache_spec")),
+    "attention": (SoftmaxMixer, ("forward", "cache_spec", "position_embeddings")),
 }
 """How vLLM serves a layer → the base class, and its methods on which serving relies. A mixer that overrides
 one may compute something else, or need other states."""

@@ -26,6 +26,7 @@ from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
 
 from evalsuite.foundation import ConfigError
 from evalsuite.models.mixers import RecurrentMixer
+from evalsuite.models.mixers.layers import rotary_angles
 from evalsuite.models.vllm_plugin import MIXER_OP
 from evalsuite.models.vllm_plugin.sharding import load_sharded_weights, local_mixer
 from evalsuite.models.vllm_plugin.state import PagedLayerCache, state_views
@@ -36,7 +37,7 @@ class MixerLayer(nn.Module, MambaBase):
 
     Args:
         mixer: the checkpoint's mixer, on the meta device.
-        rope: vLLM's rotary embedding, whose table of angles is used; None for mixers without rotary.
+        rope: vLLM's rotary embedding, whose table of angles is used; None for mixers without the teacher's.
         page_bytes: bytes of a state, the same for all layers of a student.
         vllm_config: vLLM's configuration.
         prefix: the layer's name in vLLM.
@@ -129,8 +130,10 @@ class MixerLayer(nn.Module, MambaBase):
         self, x: Tensor, positions: Tensor, cache: PagedLayerCache | None, cu_seqlens: Tensor | None
     ) -> Tensor:
         """Call the mixer as a student's decoder does: x [B, T, hidden], positions [B, T]."""
-        position_embeddings = None
-        if self.rope is not None:
+        position_embeddings: tuple[Tensor, ...] | None = None
+        if base := self.mixer.options.rotary_base:
+            position_embeddings = rotary_angles(positions, self.mixer.head_k_dim, base, x.dtype)
+        elif self.rope is not None:
             table: Tensor = self.rope.get_buffer("cos_sin_cache")
             halves = table[positions].chunk(2, -1)
             position_embeddings = tuple(torch.cat([half, half], -1) for half in halves)

@@ -95,7 +95,8 @@ def _make_attention(
         rope_parameters=base.rope_parameters,
     )
     if original.served_as == "recurrence":
-        mixer_rope = rope if original.options.rotary else None
+        teachers = original.options.rotary and not original.options.rotary_base
+        mixer_rope = rope if teachers else None
         return MixerLayer(original, mixer_rope, page_bytes, vllm_config, prefix)
     return SoftmaxLayer(
         original.attention_shape, rope, original.span.window, vllm_config.cache_config, prefix

@@ -14,6 +14,7 @@ from tests.distill.stage_data import stage_data
 
 OWN_POSITIONS = [
     ("sliding_window", {"window": 512, "rotary": False, "logit_scale_base": 8.0}),
+    ("retnet", {"num_heads": 2, "rotary_base": 10000.0}),
 ]
 
 

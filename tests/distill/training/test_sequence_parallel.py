@@ -34,6 +34,7 @@ STUDENTS: list[dict[str, Any]] = [
     *({"mixers": (RECURRENT * 2)[i : i + 3]} for i in range(0, len(RECURRENT), 3)),  # one a layer
     {"mixers": "sliding_window", "options": WINDOW},
     {"mixers": ["kda", "softmax", "gla"]},
+    {"mixers": "retnet", "options": {"retnet": {"num_heads": 2, "rotary_base": 10000.0}}},
     {"mixers": ["gla", "kda", "gla"], "softmax_heads": {1: [1], 2: [0, 3]}},
     {
         "mixers": ["sliding_window", "gated_deltanet", "kda"],

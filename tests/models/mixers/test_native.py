@@ -57,6 +57,13 @@ def test_native_mixers_equal_their_references(name: str) -> None:
     assert wanted.norm() > 1
 
 
+def test_retnet_rotates_other_heads_by_a_base_of_its_own() -> None:
+    mixer, x = make("retnet", num_heads=4, rotary_base=10000.0), torch.randn(21, HIDDEN)
+    positions = mixer.position_embeddings(angles(21, 500.0), torch.arange(21)[None])
+    found = mixer(x.unsqueeze(0), position_embeddings=positions)[0][0]
+    torch.testing.assert_close(found, REFERENCES["retnet"](mixer.state_dict(), 4, x), rtol=1e-5, atol=1e-5)
+
+
 def test_hgrn2_lower_bounds_accumulate_over_layers() -> None:
     """fla's HGRN2Model: lower_bounds.softmax(0).cumsum(0) − its first row, 0 in the first layer."""
     mixers = [make("hgrn2", layer) for layer in range(3)]

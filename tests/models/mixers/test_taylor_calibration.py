@@ -162,6 +162,7 @@ def test_a_gate_without_bias_becomes_a_multiple_of_the_values(teacher: Any) -> N
             "must be output_gate: silu of full rank .* not sigmoid of rank 0; or set gate_bias: true",
         ),
         ("gated_deltanet", {"gate_rank": 4, "gate_bias": False}, "not silu of rank 4"),
+        ("gated_deltanet", {"rotary": True, "rotary_base": 500.0}, "not rotary_base = 500.0; set it to 0"),
     ],
 )
 def test_what_has_no_statistics_is_refused(
