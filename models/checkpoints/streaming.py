@@ -82,7 +82,7 @@ class NewStudentWeights:
         softmax_heads: Mapping[int, Sequence[int]] | None = None,
     ) -> None:
         config = student_config(teacher.model.config, mixers, options, init, softmax_heads)
-        self._drawn = DrawnWeights(lambda: StudentForCausalLM(config), seed=seed)
+        self._drawn = DrawnWeights(lambda: StudentForCausalLM.with_new_mixers(config), seed=seed)
         self.model = self._drawn.model
         self.model.config.dtype = torch.float32
         copy_generation_config(self.model, teacher.model)

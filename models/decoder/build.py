@@ -49,7 +49,7 @@ def build_student(
     devices = [parameter.device] if parameter.device.type == "cuda" else []
     with torch.random.fork_rng(devices), torch.device(parameter.device):
         torch.manual_seed(seed)
-        student = StudentForCausalLM(config)
+        student = StudentForCausalLM.with_new_mixers(config)
     # Not `student.to(dtype)`, which would also cast the rotary frequencies, a buffer, to bfloat16.
     for mine in student.parameters():
         mine.data = mine.data.to(parameter.dtype)

@@ -24,6 +24,7 @@ NUMBERS: dict[str, tuple[float, ...]] = {
     "num_qk_heads": (1, 2),
     "expand_k": (0.5, 2.0),
     "expand_v": (0.5, 2.0),
+    "rotary_base": (50.0, 10000.0),
     "short_conv": (0, 1, 2, 3),
     "gate_rank": (-1, 3),
     "window": (1, 2, 5, 9),

@@ -45,7 +45,8 @@ def test_selectors_write_files_that_reports_can_read(run_select, tmp_path, selec
     assert read.teacher == value["teacher"]
     if selector != "uniform":
         assert len(read.unit_scores) == 3 * per_layer
-        assert len(set(read.unit_scores)) > 1
+        # Accuracies of a random model on a few documents can tie.
+        assert len(set(read.unit_scores)) > 1 or selector.startswith("task_")
     needs = SELECTORS[selector].requires
     assert read.mixer == ("gated_deltanet" if needs in ("all_linear", "training") else None)
     if needs == "training":

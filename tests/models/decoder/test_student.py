@@ -113,6 +113,24 @@ def test_init_selects_the_copied_projections(make_teacher: Make, init: str, copi
     assert any(not torch.equal(a, b) for a, b in zip(student.parameters(), other.parameters(), strict=True))
 
 
+@pytest.mark.parametrize("name", [*sorted(MIXERS), *PRESETS])
+def test_all_weights_of_a_new_student_are_drawn_or_copied(make_teacher: Make, name: str) -> None:
+    mixer, _, preset = name.partition(":")
+    teacher = make_teacher(tie_word_embeddings=True)
+    # Memory that nobody writes holds NaN.
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert torch.empty(1).isnan()
+        random = {} if mixer in ("softmax", "sliding_window") else {"init": "random"}
+        options = {mixer: {"preset": preset}} if preset else {}
+        student = build_student(teacher, mixer, options=options, **random)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    for key, value in student.state_dict().items():
+        assert value.isfinite().all(), key
+    assert student.lm_head.weight is student.model.embed_tokens.weight
+
+
 @pytest.mark.parametrize("init", ["qkv", "vo", "random"])
 def test_init_of_a_student_without_other_mixers_is_refused(make_teacher: Make, init: str) -> None:
     """`init` concerns mixers that replace attention; softmax layers have an option of their own."""

@@ -160,7 +160,8 @@ def test_kernels_of_padded_rows_take_the_decay_that_padding_gives(
     for row, padding in enumerate((0, 1, length - 2)):
         wanted, last = chunked(one_row(inputs, row, padding))
         torch.testing.assert_close(o[row : row + 1, padding:], wanted, rtol=1e-4, atol=1e-5)
-        torch.testing.assert_close(state[row : row + 1], last, rtol=1e-4, atol=1e-5)
+        # Two keys without decay amplify rounding, which differs between processors.
+        torch.testing.assert_close(state[row : row + 1], last, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("rule", ["generalized", "two keys"])
