@@ -51,9 +51,12 @@ def exact_float32(monkeypatch: "pytest.MonkeyPatch") -> None:
     monkeypatch.setenv("TRITON_F32_DEFAULT", "ieee")
     monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
     # Triton reads the variable as it compiles: what earlier tests have launched would stay in TF32.
+    # Objects that are frozen, as all are that exist when tests begin, are not listed.
+    gc.unfreeze()
     for each in gc.get_objects():
         if issubclass(type(each), JITFunction):
             monkeypatch.setattr(each, "device_caches", defaultdict(each.create_binder))
+    gc.freeze()
 
 
 def inputs_of(read: Tensor | None = None, along: Tensor | None = None, **others: Any) -> RecurrenceInputs:
