@@ -135,7 +135,9 @@ def effects_table(data: StudyData, found: Sequence[Effect]) -> Table:
             elif has_printed:
                 cells += [NOTHING, NOTHING]
         student = "mean" if effect.student is None else f"`{effect.student}`"
-        rows.append((f"{effect.axis}: {effect.arm} for {data.axes[effect.axis].base}", student, *cells))
+        axis = data.axes[effect.axis]
+        instead = axis.base if axis.compared_with == BASE else axis.compared_with
+        rows.append((f"{effect.axis}: {effect.arm} for {instead}", student, *cells))
     columns = ["choice", "student"]
     for protocol in PROTOCOLS:
         title = PROTOCOL_TITLES[protocol]

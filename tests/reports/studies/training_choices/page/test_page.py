@@ -154,6 +154,18 @@ def test_the_page_states_drops_effects_and_causes(study: tuple[Path, Path], tmp_
     assert _names(out / "drops.svg") == ["hybrid", "kda"]
 
 
+def test_an_effect_names_the_arm_that_it_is_compared_with(study: tuple[Path, Path], tmp_path: Path) -> None:
+    run, folder = study
+    design = json.loads((folder / "study.json").read_text())
+    design["axes"]["layers"] |= {"arms": ["ce", "uniform"], "compared_with": "ce"}
+    (tmp_path / "study.json").write_text(json.dumps(design))
+    for name in ("exposure", "runs.jsonl"):
+        (tmp_path / name).symlink_to(folder / name)
+    write_page(read_study(run, tmp_path, NAMES), tmp_path / "page")
+    row = next(each for each in _rows(tmp_path / "page" / "effects.csv") if "uniform" in each["choice"])
+    assert row["choice"] == "layers: uniform for ce"
+
+
 def test_the_parts_of_the_gap_add_up_on_the_page(study: tuple[Path, Path], tmp_path: Path) -> None:
     write_page(read_study(*study, NAMES), tmp_path / "page")
     rows = _rows(tmp_path / "page" / "decomposition.csv")
