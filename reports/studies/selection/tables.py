@@ -59,8 +59,8 @@ def name_selectors(run: Path, chosen: dict[tuple[str, int], dict[str, Any]]) -> 
 
 
 def groups_of(suite: str) -> dict[str, list[Benchmark]]:
-    """Group the benchmarks of a suite: `needles` (with contexts), `recall` (others of that category) and
-    `short questions`; each benchmark keeps only the protocols of the suite."""
+    """Group the benchmarks of a suite: `needles`, `recall` (others of that category) and `short questions`;
+    each benchmark keeps only the protocols of the suite."""
     groups: dict[str, list[Benchmark]] = {}
     for entry, benchmark in resolve(load_suite(suite)):
         left_out: dict[str, Any] = {
@@ -68,7 +68,7 @@ def groups_of(suite: str) -> dict[str, list[Benchmark]]:
         }
         restricted = benchmark.model_copy(update=left_out)
         other = "recall" if benchmark.category == "recall" else "short questions"
-        groups.setdefault("needles" if benchmark.contexts else other, []).append(restricted)
+        groups.setdefault("needles" if "niah" in benchmark.name else other, []).append(restricted)
     return groups
 
 
@@ -211,17 +211,18 @@ def csv_rows(lines: Sequence[Line], references: Mapping[str, Scores] | None = No
         references: name → scores of the teacher and the all-linear student.
     """
     rows: list[list[Any]] = [
-        [name, "", "", group, protocol, "", *_ends(score), *_ends(None)]
+        [name, "", "", group, protocol, "", *ends(score), *ends(None)]
         for name, scores in (references or {}).items()
         for (group, protocol), score in scores.items()
     ]
     for line in lines:
         about = (line.selector, line.budget, " ".join(map(str, line.layers)), line.group, line.protocol)
-        rows.append([*about, line.documents, *_ends(line.score), *_ends(line.minus_uniform)])
+        rows.append([*about, line.documents, *ends(line.score), *ends(line.minus_uniform)])
     return rows
 
 
-def _ends(interval: Interval | None) -> list[str]:
+def ends(interval: Interval | None) -> list[str]:
+    """Point and bounds as text, or empty cells."""
     if interval is None:
         return ["", "", ""]
     return [f"{value:.4f}" for value in (interval.point, interval.low, interval.high)]
@@ -236,7 +237,7 @@ def by_benchmark(answers: Mapping[str, Answers]) -> list[list[Any]]:
             cells.setdefault((name, protocol, context), []).append(right)
         for (name, protocol, context), marks in cells.items():
             shown = context if context is not None and context > 0 else ""
-            rows.append([label, name, protocol, shown, len(marks), *_ends(wilson(sum(marks), len(marks)))])
+            rows.append([label, name, protocol, shown, len(marks), *ends(wilson(sum(marks), len(marks)))])
     return rows
 
 

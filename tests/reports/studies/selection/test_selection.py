@@ -77,6 +77,37 @@ def test_partially_evaluated_students_are_left_out():
         tables.compared({("kv", 1): chosen["kv", 1]}, found, groups)
 
 
+def test_students_are_compared_that_differ_in_layers_alone_or_in_mixer_alone():
+    def marks(one: float, other: float) -> tables.Answers:
+        values = {("niah", "0"): 1.0, ("niah", "1"): one, ("vt", "0"): other, ("vt", "1"): 0.0}
+        return {(name, "generation", 1024, document): mark for (name, document), mark in values.items()}
+
+    mixers = {
+        "a": ["softmax", "gla"],
+        "b": ["gla", "softmax"],
+        "c": ["softmax", "kda"],
+        "d": ["softmax", "softmax"],
+    }
+    answers = {
+        "teacher": marks(0.0, 0.5),
+        "a": marks(1.0, 1.0),
+        "b": marks(0.0, 0.0),
+        "c": marks(1.0, 0.5),
+        "d": marks(1, 1),
+    }
+    found = transfer.with_means(answers, "teacher")
+    rows = transfer.difference_rows(found, mixers)
+    assert list(dict.fromkeys((row[0], row[1]) for row in rows)) == [("a", "b"), ("a", "c")]
+    shown = {row[2]: (row[5], row[6]) for row in rows if row[1] == "b"}
+    assert shown == {
+        "niah": (2, "0.5000"),
+        "vt": (2, "0.5000"),
+        transfer.ALL: (4, "0.5000"),
+        transfer.ABLE: (2, "0.5000"),
+    }
+    assert [row[6] for row in rows if row[1] == "c"] == ["0.0000", "0.2500", "0.1250", "0.0000"]
+
+
 def test_needles_and_recall_are_separate_groups():
     groups = tables.groups_of("pocket-recall")
     assert [str(benchmark.name) for benchmark in groups["recall"]] == ["pocket_recall"]
@@ -112,7 +143,9 @@ def test_complete_study_is_resumable(tmp_path, monkeypatch):
     monkeypatch.setattr("evalsuite.distill.training.trainer.Trainer.train", None)
     assert study.study("pocket", tmp_path, **settings) == lines
     out = tmp_path / "students.csv"
-    assert transfer.main([str(tmp_path / "run"), "--out", str(out)]) == 0
+    by_benchmark = tmp_path / "by_benchmark.csv"
+    assert transfer.main([str(tmp_path / "run"), "--out", str(out), "--scores", str(by_benchmark)]) == 0
+    assert "teacher at least half" in by_benchmark.read_text()
     rows = {row["layers"]: row for row in csv.DictReader(out.read_text().splitlines())}
     assert set(rows) == {"", "0", "3"}
     for line in lines:
