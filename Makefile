@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 TRITON ?= .venv-triton
 
-.PHONY: help install demo gate-demo docs test test-all test-oldest test-newest test-kernels test-vllm bench-engine bench-mixers bench-distill bench-kernels bench-inference-kernels bench-startup gap-study lint links types mypy unit fix clean
+.PHONY: help install demo gate-demo docs test test-all test-oldest test-newest test-kernels test-vllm bench-engine bench-mixers bench-distill bench-kernels bench-inference-kernels bench-startup bench-first-step gap-study lint links types mypy unit fix clean
 
 help:
 	@echo "make demo   distil three students from the pocket teacher, evaluate, write $(DEMO)/report/index.html"
@@ -29,7 +29,7 @@ help:
 	@echo "make test-vllm   students in vLLM for CPUs, in an environment of its own (option: VLLM_VERSION=0.26.0)"
 	@echo "make gate-demo   the gate on the demo's run, as CI runs it"
 	@echo "make docs   the documentation, build/site/index.html"
-	@echo "make bench-engine, bench-mixers, bench-distill, bench-kernels, bench-inference-kernels, bench-startup"
+	@echo "make bench-engine, bench-mixers, bench-distill, bench-kernels, bench-inference-kernels, bench-startup, bench-first-step"
 	@echo "            performance (options: ARGS=...)"
 	@echo "make gap-study   the page of a study of training choices, from stored responses"
 	@echo "make fix    let ruff fix what it can"
@@ -135,6 +135,10 @@ bench-inference-kernels: $(STAMP)
 # Seconds to the first words: make bench-startup ARGS="--run runs/demo --checkpoint model.gguf"
 bench-startup: $(STAMP)
 	$(BIN)/python tests/performance/bench_startup.py $(ARGS)
+
+# Seconds to a first step: make bench-first-step ARGS="--out DIR gemma-3-270m --mixer kda --set teacher=model.gguf"
+bench-first-step: $(STAMP)
+	$(BIN)/python tests/performance/bench_first_step.py $(ARGS)
 
 # The page of a study from stored responses: make gap-study TEACHER=./teacher SUITE=pocket-10m STUDY=./study PAGE=./page
 # KIND=orders: the page of a study of defects, recipe defects-pocket-10m; ARGS="--without pocket_needles": without a benchmark
