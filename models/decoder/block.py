@@ -80,6 +80,10 @@ class Context:
             return packed_mask(self.cu_seqlens, self.embeddings, span, self.row_length)
         if self._is_causal_alone(span):
             return None
+        if self.config._attn_implementation == "eager" and self._is_from_the_start():
+            # transformers 5.17 copies a number from the host into its own, which no CUDA graph can capture.
+            position = torch.arange(self.embeddings.shape[1], device=self.embeddings.device)
+            return span.visible(position.unsqueeze(1), position)[None, None]
         if self.sequence_parallel is not None:
             return part_mask(self.sequence_parallel, self.embeddings, span)
         config = copy(self.config)
@@ -97,11 +101,14 @@ class Context:
     def _is_causal_alone(self, span: AttentionSpan) -> bool:
         """Whether sdpa's own causal attention is the mask. transformers finds out by itself, but makes a mask
         while a CUDA graph is captured, with which attention takes 2.5 times as long."""
-        given = (self.attention_mask, self.explicit_position_ids, self.cache)
         within = span.window is None or span.window >= self.embeddings.shape[1]
-        sdpa = self.config._attn_implementation == "sdpa"
+        return self.config._attn_implementation == "sdpa" and within and self._is_from_the_start()
+
+    def _is_from_the_start(self) -> bool:
+        """Whether all rows are texts from their first token on, without pads."""
+        given = (self.attention_mask, self.explicit_position_ids, self.cache)
         first = self.sequence_parallel is None or self.sequence_parallel.rank == 0
-        return sdpa and within and first and all(each is None for each in given)
+        return first and all(each is None for each in given)
 
     def _masks_from_outside(self, mixer: Any) -> bool:
         """Whether a mixer with softmax attention needs a mask: attention over a state, which knows its
