@@ -293,6 +293,7 @@ class StudentForCausalLM(StudentPreTrainedModel, GenerationMixin):
         with init.no_init_weights():
             made = cls(config)
         new = {module for layer in made.model.layers for module in layer.self_attn.modules()}
+        module: Any
         for module in made.modules():
             if module not in new:
                 # transformers' mark of what has been loaded.
