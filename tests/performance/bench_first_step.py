@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from evalsuite.cli.exit_codes import guarded
 from evalsuite.foundation import ConfigError, write_json
 from evalsuite.foundation.parser import Parser
-from tests.performance.bench_startup import ROOT, seconds
+from tests.performance.bench_startup import ROOT, python_path, seconds
 
 SAMPLER = Path(__file__).with_name("stack_sampler")
 IMPORTS = "import os, torch, transformers.modeling_utils; os._exit(0)"
@@ -47,7 +47,7 @@ def first_step(arguments: Sequence[str], out: Path, patience: float) -> float:
     run, log = out / "run", out / "distill.log"
     out.mkdir(parents=True, exist_ok=True)
     environment = os.environ | {
-        "PYTHONPATH": f"{SAMPLER}{os.pathsep}{ROOT}",
+        "PYTHONPATH": python_path(SAMPLER, ROOT),
         "STACK_SAMPLES": str(out / "samples.txt"),
         "TRITON_CACHE_DIR": str(out / "kernels"),
     }

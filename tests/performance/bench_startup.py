@@ -65,13 +65,18 @@ def commands(run: Path, policy: Path, checkpoint: str) -> dict[str, Command]:
     }
 
 
+def python_path(*folders: Path) -> str:
+    """PYTHONPATH of a process that looks into these folders before those of this one."""
+    return os.pathsep.join([*map(str, folders), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
 def seconds(command: Sequence[str], exit_codes: Sequence[int] = (0,)) -> float:
     """Wall time of a process.
 
     Raises:
         ConfigError: it ends with another exit code.
     """
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+    environment = os.environ | {"PYTHONPATH": python_path(ROOT), "HF_HUB_OFFLINE": "1"}
     started = time.perf_counter()
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     spent = time.perf_counter() - started
