@@ -1,6 +1,7 @@
-"""Tracked results: every file is named by a page, and all of them are small."""
+"""Tracked results: every file is named by a page, none names a machine's folders, and all are small."""
 
 import csv
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ DOCS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LIMIT = 15_000_000
 """Bytes of all results together, but for the responses on which the first result rests."""
 RESPONSES = ("decision/smollm2.tar.xz", "decision/gemma.tar.xz")
+TEXTS = (".csv", ".html", ".json", ".jsonl", ".md", ".svg", ".yaml")
+MACHINE_PATH = re.compile(rb"""["'\s(=:,]/(tmp|root|home|work|workspace|mnt)/[\w.-]+""")
 
 
 def files() -> list[Path]:
@@ -43,6 +46,12 @@ def test_every_result_is_named_by_its_page(study: str) -> None:
     assert (RESULTS / study / "README.md").is_file()
     own = [path for path in files() if path.is_relative_to(RESULTS / study)]
     assert [str(path.relative_to(RESULTS)) for path in own if not is_named(path)] == []
+
+
+def test_no_result_holds_a_path_of_the_machine_that_made_it() -> None:
+    texts = [path for path in RESULTS.rglob("*") if path.suffix in TEXTS]
+    found = {path.relative_to(RESULTS): MACHINE_PATH.search(path.read_bytes()) for path in texts}
+    assert {path: match[0] for path, match in found.items() if match} == {}
 
 
 def test_results_are_small() -> None:
