@@ -48,9 +48,8 @@ def test_calibrated_students_start_nearer_to_the_pocket_teacher(small_recipe: An
     calibration = {"method": "taylor", "data": "pocket"}
     recipe = small_recipe("pocket", student={"options": options, "calibration": calibration})
     default, calibrated = (layer_errors(recipe, calibrated=each) for each in (False, True))
-    # A single layer of random gates can be nearer by chance.
-    assert calibrated.mean() < default.mean(), (default, calibrated)
-    assert calibrated.mean() < 0.95 * default.mean()
+    # On average: a single layer of random gates can be nearer by chance.
+    assert calibrated.mean() < 0.95 * default.mean(), (default, calibrated)
 
 
 def test_a_calibrated_hybrid_is_trained_and_its_recipe_says_so(
