@@ -101,7 +101,7 @@ def test_sigterm_while_kernels_compile_saves_the_state(
         patched.setattr(KernelCompilation, "compile", compile)
         with pytest.raises(KeyboardInterrupt) as interrupt:
             distill(recipe, out, quiet=True, device="cpu")
-    assert time.monotonic() - asleep[0] < 10
+    assert time.monotonic() - asleep[0] < 60
     assert interrupt.value.args == (signal.SIGTERM,)
     assert not (out / "gated_deltanet").exists()
     distill(recipe, out, quiet=True, device="cpu")

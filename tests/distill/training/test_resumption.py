@@ -179,12 +179,13 @@ def test_training_continues_while_a_state_is_written(
     teacher: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is written are the values at the time of saving; a second save waits for the first."""
-    release, writing = threading.Event(), []
+    begun, release, writing = threading.Event(), threading.Event(), []
     write_data = dcp.FileSystemWriter.write_data
 
     def waiting(self: Any, *arguments: Any) -> Any:
         writing.append(self.path)
-        assert release.wait(30)
+        begun.set()
+        assert release.wait(60)
         return write_data(self, *arguments)
 
     monkeypatch.setattr(dcp.FileSystemWriter, "write_data", waiting)
@@ -196,14 +197,15 @@ def test_training_continues_while_a_state_is_written(
     with torch.no_grad():
         weight.add_(1)
     state.progress.step = 7
+    assert begun.wait(60)
     assert num_states(tmp_path) == 0
     second = threading.Thread(target=checkpointer.save, args=(state,))
     second.start()
-    time.sleep(0.1)
+    second.join(0.1)
     assert second.is_alive()
     assert len(writing) == 1
     release.set()
-    second.join(30)
+    second.join(60)
     checkpointer.wait()
     progress, tensors = read_state(tmp_path)
     assert progress == Progress(step=7)

@@ -107,10 +107,20 @@ def test_a_finished_run_is_not_repeated(finished):
     assert (out / "metrics.jsonl").read_bytes() == before
 
 
-def start(recipe: Recipe, out: Path) -> multiprocessing.Process:
-    """Run in a forked process, which is faster than importing torch again."""
+def start(recipe: Recipe, out: Path, signalled: Path) -> multiprocessing.Process:
+    """Run in a forked process, which is faster than importing torch again.
+
+    It waits for the file `signalled` in its fourth step of `kd`, so as not to end before a signal.
+    """
+    step = TrainStep.__call__
+
+    def waiting(self: TrainStep, batch: GlobalBatch, number: int) -> dict[str, torch.Tensor]:
+        while self._stage.name == "kd" and number == 3 and not signalled.exists():
+            time.sleep(0.002)
+        return step(self, batch, number)
 
     def run() -> None:
+        TrainStep.__call__ = waiting
         try:
             distill(recipe, out, quiet=True, device="cpu")
         except KeyboardInterrupt:
@@ -126,7 +136,7 @@ def test_a_killed_and_resumed_run_is_bit_identical(finished, tmp_path):
     always = recipe.model_copy(update={"checkpoint": CheckpointConfig(state_interval_seconds=0)})
     again = tmp_path / "again"
     for after in (2, 5, 9):
-        process = start(always, again)
+        process = start(always, again, tmp_path / "never")
         while num_states(again / "state") < after and process.is_alive():
             time.sleep(0.002)
         process.kill()
@@ -149,10 +159,11 @@ def test_sigterm_saves_the_state_and_the_run_resumes(teacher_folder, tmp_path, s
     stages = [stage("align", "attention_output"), stage("kd", "kd", tokens=128 * 24)]
     recipe = small_recipe(teacher_folder, stages=stages)
     uninterrupted, again = tmp_path / "uninterrupted", tmp_path / "again"
-    process = start(recipe, again)
+    process = start(recipe, again, signalled := tmp_path / "signalled")
     while num_states(again / "state") < 1 and process.is_alive():
         time.sleep(0.002)
     os.kill(process.pid, signal.SIGTERM)
+    signalled.touch()
     process.join()
     assert process.exitcode == 130
     assert num_states(again / "state") == 2

@@ -93,7 +93,7 @@ def test_closing_ends_a_worker_in_the_middle_of_a_kernel() -> None:
     workers = CompileWorkers(1, command(SLEEPER))
     started = time.monotonic()
     workers.close()
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 60
     assert all(process.poll() is not None for process in workers._processes)
 
 
