@@ -1,6 +1,6 @@
 """The sets of parameters that a stage can train. Needs no torch, as recipes are also checked without it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -104,13 +104,22 @@ def trainable_names(model: "CausalLM", name: str) -> list[str]:
     Raises:
         ConfigError: unknown set, or a set that is empty for this model.
     """
+    return names_in_set(places(model), name)
+
+
+def names_in_set(found: Mapping[str, Place], name: str) -> list[str]:
+    """Names of the parameters in the set `name`, of all that `places` found.
+
+    Raises:
+        ConfigError: see `trainable_names`.
+    """
     if name not in TRAINABLE_SETS:
         raise ConfigError(f"unknown parameter set '{name}'{nearest(name, TRAINABLE_SETS)}")
     chosen = TRAINABLE_SETS[name]
-    found = [parameter for parameter, place in places(model).items() if chosen.contains(place)]
-    if not found:
+    names = [parameter for parameter, place in found.items() if chosen.contains(place)]
+    if not names:
         raise ConfigError(f"this student has no parameters in the set '{name}' ({chosen.title})")
-    return found
+    return names
 
 
 def set_trainable(model: "CausalLM", name: str) -> "dict[str, nn.Parameter]":

@@ -5,7 +5,7 @@ assumptions.
 """
 
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from evalsuite.distill.objectives.end_to_end import EndToEndStage, KnowledgeDist
 from evalsuite.distill.optim.optimizers import AdamW
 from evalsuite.distill.recipe import Recipe
 from evalsuite.distill.recipe.stage import Stage
-from evalsuite.distill.trainable import mixer_names, trainable_names
+from evalsuite.distill.trainable import names_in_set, places
 from evalsuite.distill.training.builders import (
     TrainingModels,
     architecture_config,
@@ -267,12 +267,15 @@ def _parameter_counts(
     student: ModelCost, trainable_set: str, other_sets: Collection[str]
 ) -> tuple[int, int, int]:
     """Parameters in a set, in this or others, and in none that a new student shares with its teacher."""
-    parameters = dict(student.model.named_parameters())
-    trained = trainable_names(student.model, trainable_set)
-    masters = {*trained, *(name for each in other_sets for name in trainable_names(student.model, each))}
-    shared = parameters.keys() - masters - mixer_names(student.model)
-    found = [count(parameters[name] for name in names) for names in (trained, masters, shared)]
-    return found[0], found[1], found[2]
+    parameters, found = dict(student.model.named_parameters()), places(student.model)
+    trained = names_in_set(found, trainable_set)
+    masters = {*trained, *(name for each in other_sets for name in names_in_set(found, each))}
+    shared = [name for name, at in found.items() if not (at.is_mixer or name in masters)]
+
+    def size(names: Iterable[str]) -> int:
+        return count(parameters[name] for name in names)
+
+    return size(trained), size(masters), size(shared)
 
 
 def recipe_costs(recipe: Recipe) -> tuple[ModelCost, ModelCost | None, list[ModelCost]]:
