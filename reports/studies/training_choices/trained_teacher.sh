@@ -6,7 +6,8 @@
 #     trained_teacher.sh pocket-10m-teacher pocket-10m-teacher gates-pocket-10m pocket-10m 9
 #     SET="student.initial_checkpoints={softmax: $PWD/teacher-smollm2}" trained_teacher.sh generator softmax on-policy-smollm2 questions 6
 #
-# LABEL is the name of the recipe's checkpoint; SET overrides keys of the recipe.
+# LABEL is the name of the recipe's checkpoint; SET overrides keys of the recipe. A base model gets turns from a folder of
+# template and end tokens (gemma_chat), copied over its own: generator:low-lr softmax on-policy-gemma.
 # 26 workers on two H200 with 32 cores and 256 GiB, each of which started a compiler per core, ran out of memory.
 set -uo pipefail
 recipe=$1 teacher=out/teacher/$2
