@@ -9,21 +9,13 @@
 set -euo pipefail
 out=$1 triton=$2
 shift 2
-python=${PYTHON:-python}
+here=$(dirname "$0")
 mkdir -p "$out/parts/0"
-cp "$(dirname "$0")/host.sh" "$out/parts/0"
+cp "$here/host.sh" "$out/parts/0"
 [ -z "${CACHE:-}" ] || cp "$CACHE" "$out/parts/0/cache.tar.xz"
 
-versions=$("$python" - <<'PYTHON'
-from importlib.metadata import version
-names = "pydantic pydantic-core annotated-types typing-inspection typing-extensions gguf einops zstandard datasets xxhash dill multiprocess plotly narwhals"
-print(*(f"{name}=={version(name)}" for name in names.split()), "fla-core==0.6.0 flash-linear-attention==0.6.0")
-PYTHON
-)
-platforms=(manylinux_2_28_x86_64 manylinux_2_27_x86_64 manylinux_2_17_x86_64 manylinux2014_x86_64 manylinux1_x86_64)
-# shellcheck disable=SC2086
-"$python" -m pip download -q --no-deps --only-binary=:all: --python-version 3.12 --implementation cp \
-  "${platforms[@]/#/--platform=}" -d "$out/parts/0/wheels" $versions
+"$here/wheels.sh" "$out/parts/0/wheels" pydantic pydantic-core annotated-types typing-inspection typing-extensions gguf einops \
+  zstandard datasets xxhash dill multiprocess plotly narwhals fla-core==0.6.0 flash-linear-attention==0.6.0
 
 blob=$(mktemp -d)
 ln -s "$(realpath "$triton")" "$blob/triton.tar.xz"

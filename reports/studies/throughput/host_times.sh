@@ -2,15 +2,11 @@
 # What a host with one or two idle GPUs takes for quick, a first step, evaluation next to HFLM, ten checkpoints, and long sequences
 # that two GPUs share, in the folder of a packed study (../pack.sh). Times lie in out/times.txt.
 #
-#     MPS=0 host.sh start bash code/reports/studies/throughput/host_times.sh REQUESTS
+#     MPS=0 host.sh start bash code/reports/studies/throughput/host_times.sh
 #
-# Packed are teacher-smollm2, gemma.gguf, data (corpora, instruct, and the frozen benchmarks of suite quick with NLTK's), lmwheels,
-# REQUESTS (`evalsuite run quick --limit 700 --teacher teacher-smollm2 --build-only`). lmwheels are wheels of what quick imports
-# and the host lacks: evalscope lm_eval antlr4-python3-runtime chardet colorlog defusedxml docstring_parser editdistance filetype
-# jsonlines jsonschema jsonschema-specifications referencing rpds-py langdetect latex2sympy2_extended math-verify nltk orjson pytz
-# wonderwords word2number, and transformers as in pyproject.toml. PHASES="quick ten" does a part.
+# pack_host_times.sh packs it. PHASES="quick ten" does a part.
 set -uo pipefail
-requests=$1 root=$PWD phases=${PHASES:-quick first engine ten long}
+root=$PWD phases=${PHASES:-quick first engine ten long}
 # nproc obeys OMP_NUM_THREADS, which host.sh sets; commands are timed as users start them.
 unset OMP_NUM_THREADS
 export EVALSUITE_DATA=$root/data
@@ -18,6 +14,7 @@ mkdir -p out
 [ -d lm ] || python3 -m pip install -q --no-index --no-deps --target lm lmwheels/*.whl > out/lm.log 2>&1
 # Else the first command would compile what it imports.
 python3 -m compileall -q -j 0 site code triton lm > out/compile.log 2>&1
+[ -d teacher-smollm2 ] || python3 code/reports/studies/decision/teacher_folder.py teacher.gguf teacher-smollm2 carried > out/teacher.log 2>&1
 gpus=$(python3 -c "import torch; print(torch.cuda.device_count())")
 
 timed() {
@@ -62,7 +59,7 @@ for number in range(10):
 PYTHON
   respond() {
     rm -rf "run-$1"
-    cp -r "$requests" "run-$1"
+    cp -r smollm2 "run-$1"
     timed "$1" python3 -m evalsuite run --infer-only --out "run-$1" --quiet --no-cache "${@:2}"
   }
   CUDA_VISIBLE_DEVICES=0 respond ten-warm-up --checkpoint ten/noise-0
