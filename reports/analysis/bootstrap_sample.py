@@ -5,7 +5,7 @@ drawn for a checkpoint depends on the documents and on the checkpoint alone: ano
 changes no number of the others.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +26,9 @@ METHOD = "paired bootstrap over documents, stratified by benchmark"
 CLUSTER_METHOD = "paired bootstrap over clusters of documents, stratified by benchmark"
 FEW_METHOD = "Tango score interval (fewer than ten discordant documents)"
 LEVEL_METHOD = "Wilson score"
+
+KEPT = 64
+"""Contrasts that a stratum keeps: averages over scopes and benchmarks share most of theirs."""
 
 Terms = Mapping[int, float]
 """Column → coefficient of a contrast."""
@@ -71,6 +74,7 @@ class ResampledStratum:
         # Totals in units of the mean size, so that the mean over units is the mean over documents.
         self._columns = np.ascontiguousarray((stratum.totals * (stratum.units / stratum.documents)).T)
         self._sizes = stratum.sizes * (stratum.units / stratum.documents)
+        self._kept: dict[tuple[object, ...], Contrast] = {}
 
     def point(self, terms: Terms) -> float:
         """Value of a contrast."""
@@ -86,22 +90,39 @@ class ResampledStratum:
 
     def bootstrap(self, terms: Terms) -> Contrast:
         """The contrast by the bootstrap."""
+        return self._once(("bootstrap", *terms.items()), lambda: self._bootstrap(terms))
+
+    def score(self, terms: Terms, scale: float) -> Contrast:
+        """The contrast by Tango's interval, for few discordant units."""
+        return self._once(("score", scale, *terms.items()), lambda: self._score(terms, scale))
+
+    def level(self, column: int) -> Contrast:
+        """The mean of a column of scores in [0, 1]; its draws stay there."""
+        return self._once(("level", column), lambda: self._level(column))
+
+    def _once(self, key: tuple[object, ...], make: Callable[[], Contrast]) -> Contrast:
+        """What `make` returns, made anew only if it is not among the `KEPT` that were used last."""
+        found = self._kept.pop(key, None) or make()
+        self._kept[key] = found
+        if len(self._kept) > KEPT:
+            del self._kept[next(iter(self._kept))]
+        return found
+
+    def _bootstrap(self, terms: Terms) -> Contrast:
         draws = _combined(self._draws, terms)
         point, units = self.point(terms), self.units(terms)
         residual = units - point * self._sizes
         variance = float(residual @ residual) / (len(units) * (len(units) - 1))
         return self._with_seeds(Contrast(point, draws, self.degrees, variance), terms)
 
-    def score(self, terms: Terms, scale: float) -> Contrast:
-        """The contrast by Tango's interval, for few discordant units."""
+    def _score(self, terms: Terms, scale: float) -> Contrast:
         units = self.units(terms)
         low, high = score_draws(units, scale, np.array([-1.0, 1.0]))
         draws = score_draws(units, scale, self._deviates)
         contrast = Contrast(self.point(terms), draws, self.degrees, float(high - low) ** 2 / 4)
         return self._with_seeds(contrast, terms)
 
-    def level(self, column: int) -> Contrast:
-        """The mean of a column of scores in [0, 1]; its draws stay there."""
+    def _level(self, column: int) -> Contrast:
         terms = {column: 1.0}
         units = self.units(terms)
         mode = few_discordant(units)

@@ -174,9 +174,10 @@ def open_score_file(path: Path) -> tuple[pq.ParquetFile, ScoreFileInfo]:
         raise DataError(f"{path}: no such file") from None
     except (OSError, pa.ArrowException) as error:
         raise DataError(f"{path}: not a parquet file ({error}); {REPAIR}") from error
-    names = file.schema_arrow.names
+    columns = file.schema_arrow
+    names = columns.names
     try:
-        value = parse_json((file.schema_arrow.metadata or {})[METADATA])
+        value = parse_json((columns.metadata or {})[METADATA])
         schema = value.pop("schema")
         if schema != SCHEMA:
             raise DataError(f"{path}: scores of schema {schema!r}, this evalsuite reads {SCHEMA}; {REPAIR}")
@@ -188,7 +189,7 @@ def open_score_file(path: Path) -> tuple[pq.ParquetFile, ScoreFileInfo]:
     except (AttributeError, KeyError, RecursionError, TypeError, ValueError) as error:
         raise DataError(f"{path}: not a score file (no evalsuite metadata: {error!r}); {REPAIR}") from error
     for name, kind in _column_types(names).items():
-        if names.count(name) != 1 or file.schema_arrow.field(name).type != kind:
+        if names.count(name) != 1 or columns.field(name).type != kind:
             raise DataError(f"{path}: column '{name}' is missing, repeated or not of type {kind}; {REPAIR}")
     if info.rows != file.metadata.num_rows:
         raise DataError(f"{path}: {file.metadata.num_rows} rows, its metadata says {info.rows!r}; {REPAIR}")
