@@ -1,6 +1,7 @@
 """Worker processes and shares: they change who tokenizes a document, never which documents come when."""
 
 import json
+import multiprocessing
 import os
 import threading
 from contextlib import closing, nullcontext
@@ -25,7 +26,14 @@ WORDS = ["house", "of", "Igor", "in", "Dunmore", "likes", "soup", "with", "a", "
 
 
 @pytest.fixture
-def pool():
+def forked(monkeypatch):
+    """Fork worker processes, which then import nothing again; those of a run are spawned."""
+    context = multiprocessing.get_context("fork")
+    monkeypatch.setattr(multiprocessing, "get_context", lambda method=None: context)
+
+
+@pytest.fixture
+def pool(forked):
     made = WorkerPool(Tasks(), 2)  # type: ignore[arg-type]
     yield made
     made.close()
@@ -133,6 +141,7 @@ def test_any_number_of_workers_gives_and_resumes_the_same_sequences(recipe, toke
 
 
 @pytest.mark.parametrize("broken", [["text"], ["chat"], ["chat", "text"]])
+@pytest.mark.usefixtures("forked")
 def test_any_number_of_workers_refuses_the_same_data(recipe, tokenizer, broken):
     data = dict(recipe.data)
     for name in broken:
