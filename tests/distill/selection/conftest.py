@@ -1,10 +1,12 @@
 """A selection context with a tiny teacher and all-linear student."""
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from evalsuite.distill.recipe import Recipe
 from evalsuite.distill.selection import SELECTORS, Selector
@@ -41,9 +43,22 @@ def recipe(small_recipe: Callable[..., Recipe], teacher_folder: Path) -> Recipe:
     return small_recipe(teacher_folder)
 
 
-@pytest.fixture
-def context(recipe: Recipe, work: Path) -> SelectionContext:
+@pytest.fixture(scope="session")
+def opened(small_recipe: Callable[..., Recipe], teacher_folder: Path, work: Path) -> SelectionContext:
+    """A context that has loaded its models, for tests to copy."""
+    torch.set_num_threads(1)
     options = ContextOptions(held_out=SMALL["held_out"])
-    built = SelectionContext(recipe, options, work, device="cpu", quiet=True)
-    assert built.all_linear is not None  # before any test turns gradients off
+    built = SelectionContext(small_recipe(teacher_folder), options, work, device="cpu", quiet=True)
+    assert built.all_linear is not None
     return built
+
+
+def with_models_of(other: SelectionContext, context: SelectionContext) -> SelectionContext:
+    """A context with copies of another one's models, which it would load."""
+    context.models, context.all_linear = copy.deepcopy((other.models, other.all_linear))
+    return context
+
+
+@pytest.fixture
+def context(opened: SelectionContext) -> SelectionContext:
+    return with_models_of(opened, copy.copy(opened))

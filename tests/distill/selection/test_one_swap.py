@@ -3,6 +3,7 @@
 import shutil
 import signal
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -26,7 +27,7 @@ from evalsuite.distill.training.checkpoint import Checkpointer
 from evalsuite.distill.training.loop import TrainingError
 from evalsuite.foundation import CheckpointError, RunFolderError, read_jsonl
 from evalsuite.reports.studies.selection.single_candidate import train_single_candidate
-from tests.distill.selection.conftest import small_selector
+from tests.distill.selection.conftest import small_selector, with_models_of
 from tests.distill.training.saved_states import read_state
 
 
@@ -39,10 +40,26 @@ def distillation(context: SelectionContext, direction="add") -> OneSwapTraining:
     return small_selector("ga_s2").distillation(context, context.kd_stage, direction)
 
 
-def new_context(context: SelectionContext, folder) -> SelectionContext:
-    """A context with a fresh work folder and the existing all-linear student."""
+def new_context(context: SelectionContext, folder, recipe=None) -> SelectionContext:
+    """A context with another work folder, the existing all-linear student and, if given, another recipe."""
     options = context.options.model_copy(update={"all_linear": str(context.all_linear_path)})
-    return SelectionContext(context.recipe, options, folder, device="cpu", quiet=True)
+    made = SelectionContext(recipe or context.recipe, options, folder, device="cpu", quiet=True)
+    return with_models_of(context, made)
+
+
+@pytest.fixture(scope="module")
+def trained(opened, tmp_path_factory) -> tuple[Path, SelectionResult]:
+    """The work folder of a training of all candidates without an early stop, and its result."""
+    folder = tmp_path_factory.mktemp("trained")
+    return folder, selected("ga_s2", new_context(opened, folder), early_stop=False)
+
+
+@pytest.fixture
+def aligned(trained, tmp_path) -> Path:
+    """A work folder with the alignment only."""
+    (folder,) = trained[0].glob("align-*")
+    shutil.copytree(folder, tmp_path / folder.name)
+    return tmp_path
 
 
 def steps(context: SelectionContext, stage, count: int):
@@ -129,7 +146,7 @@ def test_interrupted_training_resumes_exactly(context, tmp_path, monkeypatch, se
     recipe = context.recipe.model_copy(
         update={"checkpoint": context.recipe.checkpoint.model_copy(update={"state_interval_seconds": 0.0})}
     )
-    context = new_context(replace_recipe(context, recipe), tmp_path / "complete")
+    context = new_context(context, tmp_path / "complete", recipe)
     options = {"early_stop": False} if selector == "ga_s2" else {}
     complete = selected(selector, context, **options)
     assert len(complete.history) >= 4
@@ -155,15 +172,9 @@ def test_interrupted_training_resumes_exactly(context, tmp_path, monkeypatch, se
     assert [s.step for s in resumed.history] == [s.step for s in complete.history]
 
 
-def replace_recipe(context: SelectionContext, recipe) -> SelectionContext:
-    built = SelectionContext(recipe, context.options, context.work, device="cpu", quiet=True)
-    assert built.all_linear is not None
-    return built
-
-
-def test_rows_after_the_last_saved_state_are_dropped(context, tmp_path, monkeypatch):
+def test_rows_after_the_last_saved_state_are_dropped(context, aligned, monkeypatch):
     """Infrequent saves: an interruption leaves snapshots of steps that are repeated."""
-    context = new_context(context, tmp_path)
+    context = new_context(context, aligned)
     step = DistilledCandidates.step
 
     def dies(self, data, number):
@@ -175,13 +186,13 @@ def test_rows_after_the_last_saved_state_are_dropped(context, tmp_path, monkeypa
         patch.setattr(DistilledCandidates, "step", dies)
         with pytest.raises(KeyboardInterrupt):
             selected("ga_s2", context, early_stop=False)
-    result = selected("ga_s2", new_context(context, tmp_path), early_stop=False)
+    result = selected("ga_s2", new_context(context, aligned), early_stop=False)
     assert [s.step for s in result.history] == [1, 2, 3, 4]
-    (progress_log,) = tmp_path.glob("kd-add-*/progress.jsonl")
+    (progress_log,) = aligned.glob("kd-add-*/progress.jsonl")
     assert [row["step"] for row in list(read_jsonl(progress_log))[1:]] == [1, 2, 3, 4]
 
 
-def test_a_signal_saves_the_candidates_after_their_step(context, tmp_path, monkeypatch):
+def test_a_signal_saves_the_candidates_after_their_step(context, aligned, monkeypatch):
     step, numbers = DistilledCandidates.step, []
 
     def stepping(self, data, number):
@@ -192,10 +203,10 @@ def test_a_signal_saves_the_candidates_after_their_step(context, tmp_path, monke
 
     monkeypatch.setattr(DistilledCandidates, "step", stepping)
     with pytest.raises(KeyboardInterrupt):
-        selected("ga_s2", new_context(context, tmp_path), early_stop=False)
-    (state,) = tmp_path.glob("kd-add-*/state")
+        selected("ga_s2", new_context(context, aligned), early_stop=False)
+    (state,) = aligned.glob("kd-add-*/state")
     assert read_state(state)[0].step == 2
-    result = selected("ga_s2", new_context(context, tmp_path), early_stop=False)
+    result = selected("ga_s2", new_context(context, aligned), early_stop=False)
     assert numbers == [0, 1, 2, 3]
     assert [snapshot.step for snapshot in result.history] == [1, 2, 3, 4]
 
@@ -313,8 +324,8 @@ def test_states_are_saved_where_training_is_worth_it(
     assert bool(says) == bool(caplog.text)
 
 
-def test_cost_of_an_early_stop(context, tmp_path):
-    result = selected("ga_s2", new_context(context, tmp_path), 2, window=2, stop_on_last_slot_tie=True)
+def test_cost_of_an_early_stop(context, aligned):
+    result = selected("ga_s2", new_context(context, aligned), 2, window=2, stop_on_last_slot_tie=True)
     stage = context.kd_stage
     per_step, aligned = stage.tokens_per_step, 512
     assert result.stopped_early
@@ -358,10 +369,9 @@ def test_seconds_count_up_to_the_early_stop(context, tmp_path):
     assert run.seconds == rows[2]["seconds"] < rows[-1]["seconds"]
 
 
-def test_single_candidate_scores_as_in_joint_training(context, tmp_path):
-    context = new_context(context, tmp_path)
-    together = selected("ga_s2", context, early_stop=False)
-    alone = train_single_candidate(context, small_selector("ga_s2"), 1)
+def test_single_candidate_scores_as_in_joint_training(context, trained, aligned):
+    _, together = trained
+    alone = train_single_candidate(new_context(context, aligned), small_selector("ga_s2"), 1)
     assert alone["importance"] == pytest.approx(together.scores[1], rel=1e-6)
     assert alone["tokens"] * 3 == together.cost.tokens_without_sharing
     assert alone["seconds"] > 0
@@ -377,13 +387,13 @@ def test_progress_log_of_another_teacher_is_refused(context, tmp_path):
         context.progress_log("probe", {"a": 1})
 
 
-def test_damaged_state_is_reported(context, tmp_path, monkeypatch):
-    context = new_context(context, tmp_path)
+def test_damaged_state_is_reported(context, aligned, monkeypatch):
+    context = new_context(context, aligned)
     selected("ga_s2", context, 2, window=2, stop_on_last_slot_tie=True)
-    (state,) = tmp_path.glob("kd-add-*/state/*/__0_0.distcp")
+    (state,) = aligned.glob("kd-add-*/state/*/__0_0.distcp")
     state.write_bytes(state.read_bytes()[:100])
     with pytest.raises(CheckpointError, match=r"delete .*kd-add"):
-        selected("ga_s2", new_context(context, tmp_path), early_stop=False)
+        selected("ga_s2", new_context(context, aligned), early_stop=False)
 
 
 @pytest.mark.parametrize("number", [1, pytest.param(2, marks=pytest.mark.long)])
@@ -434,8 +444,8 @@ def test_the_early_stop_can_fire_before_the_end_of_a_default_pass():
     assert defaults.shorten(pocket).tokens == pocket.tokens // 10
 
 
-def test_a_pass_too_short_for_the_early_stop_says_so(context, tmp_path):
-    context = new_context(context, tmp_path)
+def test_a_pass_too_short_for_the_early_stop_says_so(context, trained):
+    context = new_context(context, trained[0])
     assert context.kd_stage.steps < 10
     notes = selected("ga_s2", context, window=10).notes
     assert len(notes) == 1

@@ -20,7 +20,7 @@ from tests.distill.selection.conftest import small_selector
 
 def questions_of(teacher, context) -> list[Question]:
     """Questions whose answers are the teacher's likeliest choices."""
-    found = task_questions(context, "pocket_passage", num_examples=40, seed=1)
+    found = task_questions(context, "pocket_passage", num_examples=16, seed=1)
     every = [Question(each.prompt, choice) for each in found for choice in each.choices]
     logprobs = QuestionSet(every, context.tokenizer, context.device, 512).evaluate(teacher).logprobs
     best = [max(range(4), key=logprobs[4 * i : 4 * i + 4].__getitem__) for i in range(len(found))]
@@ -55,7 +55,7 @@ def pocket():
 
 def drawn(context) -> list[Question]:
     tasks = ("pocket_facts", "pocket_two_hop", "pocket_arithmetic")
-    return [each for task in tasks for each in task_questions(context, task, num_examples=12, seed=2)]
+    return [each for task in tasks for each in task_questions(context, task, num_examples=8, seed=2)]
 
 
 def tokens(pocket, text: str, **options) -> tuple[int, ...]:
