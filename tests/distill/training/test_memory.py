@@ -138,7 +138,7 @@ def test_memory_grows_with_the_length_and_not_with_its_square(
     teacher: Any, stage: Any, objective: str, options: Any
 ) -> None:
     """No layer and no loss holds a square, so that short sequences tell what one of 32k tokens takes."""
-    sizes = (512, 1024, 2048)
+    sizes = (256, 512, 1024)
     stages = [
         Stage.model_validate(stage("s", objective, seq_len=size, batch_size=1, tokens=size, **options))
         for size in sizes
@@ -147,7 +147,7 @@ def test_memory_grows_with_the_length_and_not_with_its_square(
     peaks = [
         step_memory(teacher, each, build_student(teacher, mixers, options=window, seed=1)) for each in stages
     ]
-    assert peaks[2] - peaks[1] == pytest.approx(2 * (peaks[1] - peaks[0]), rel=0.02)
+    assert peaks[2] - peaks[1] == pytest.approx(2 * (peaks[1] - peaks[0]), rel=0.01)
     if objective == "kd":
         cost = ModelCost.of(build_student(teacher, mixers, options=window, seed=1).config)
         estimates = [each.activation_bytes(cost, 4) for each in stages]
