@@ -32,17 +32,19 @@ WIDE = {"gated_deltanet": {"expand_k": 2.0}}
 
 
 def test_named_students_of_one_run_equal_those_of_recipes_of_their_own(
-    teacher_folder, tmp_path, small_recipe
+    teacher_folder, tmp_path, small_recipe, stage
 ):
     labels = ["gated_deltanet", *NAMED]
-    together = small_recipe(teacher_folder, student={"mixers": labels, "named": NAMED, "options": WIDE})
+    stages = [stage(kind, kind, tokens=256) for kind in ("attention_output", "hidden_state", "kd")]
+    student = {"mixers": labels, "named": NAMED, "options": WIDE}
+    together = small_recipe(teacher_folder, student=student, stages=stages)
     folders = distill(together, tmp_path / "together", quiet=True, device="cpu")
     assert [folder.name for folder in folders] == labels
     own = {name: {**NAMED[name]} for name in NAMED}
     for name, given in own.items():
         settings = {"mixers": [given.pop("mixer")], **given}
         settings["options"] = {**WIDE, **settings.get("options", {})}
-        recipe = small_recipe(teacher_folder, student=settings)
+        recipe = small_recipe(teacher_folder, student=settings, stages=stages)
         (alone,) = distill(recipe, tmp_path / name, quiet=True, device="cpu")
         found = tmp_path / "together" / name
         config, expected = (load_checkpoint(folder).model.config for folder in (found, alone))

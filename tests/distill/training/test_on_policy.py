@@ -73,14 +73,14 @@ def test_the_loss_on_rollouts_falls(on_policy: Any, tmp_path: Path) -> None:
     assert np.mean(losses[-10:]) < 0.6 * np.mean(losses[:5])
 
 
-@pytest.mark.parametrize(("every", "steps", "before"), [(1, 3, 2), (3, 7, 4)])
+@pytest.mark.parametrize(("every", "steps", "before"), [(1, 3, 2), (2, 5, 3)])
 def test_a_run_resumes_bit_by_bit(
     on_policy: Any, tmp_path: Path, every: int, steps: int, before: int
 ) -> None:
     recipe = on_policy(tokens=steps * 256, rollout_every=every, mixers=("gla", "linear_attention"))
-    recipe = recipe.model_copy(update={"checkpoint": CheckpointConfig(state_interval_seconds=0)})
     distill(recipe, tmp_path / "whole", quiet=True, device="cpu")
-    interrupted(recipe, tmp_path / "out", steps=before)
+    saved = recipe.model_copy(update={"checkpoint": CheckpointConfig(state_interval_seconds=0)})
+    interrupted(saved, tmp_path / "out", steps=before)
     distill(recipe, tmp_path / "out", quiet=True, device="cpu")
     assert logged(tmp_path / "out") == logged(tmp_path / "whole")
     for student in recipe.labels:

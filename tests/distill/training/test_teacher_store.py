@@ -101,10 +101,11 @@ def test_weights_of_a_teacher_that_no_stage_runs_are_not_read(
 
 
 def test_a_run_resumes_bit_by_bit_and_with_its_own_store_only(with_store: Any, tmp_path: Path) -> None:
-    recipe = with_store().model_copy(update={"checkpoint": CheckpointConfig(state_interval_seconds=0)})
+    recipe = with_store()
     list(make_stores(recipe, quiet=True))
     distill(recipe, tmp_path / "whole", quiet=True, device="cpu")
-    interrupted(recipe, tmp_path / "out", steps=4)  # two of each stage
+    saved = recipe.model_copy(update={"checkpoint": CheckpointConfig(state_interval_seconds=0)})
+    interrupted(saved, tmp_path / "out", steps=4)  # two of each stage
     other = with_store("other", loss={**TOP, "top_k": 9})
     list(make_stores(other, quiet=True))
     moved = recipe.stages[1].model_copy(update={"teacher_store": str(tmp_path / "other")})

@@ -156,7 +156,7 @@ def test_a_killed_and_resumed_run_is_bit_identical(finished, tmp_path):
 
 
 def test_sigterm_saves_the_state_and_the_run_resumes(teacher_folder, tmp_path, small_recipe, stage):
-    stages = [stage("align", "attention_output"), stage("kd", "kd", tokens=128 * 24)]
+    stages = [stage("align", "attention_output"), stage("kd", "kd", tokens=128 * 8)]
     recipe = small_recipe(teacher_folder, stages=stages)
     uninterrupted, again = tmp_path / "uninterrupted", tmp_path / "again"
     process = start(recipe, again, signalled := tmp_path / "signalled")
