@@ -16,7 +16,7 @@ def tiny_documents() -> list[ScoreRequest]:
     def tokens(least: int, most: int) -> tuple[int, ...]:
         return tuple(draw.randrange(3, VOCABULARY) for _ in range(draw.randint(least, most)))
 
-    return [ScoreRequest(tokens(3, 14), (tokens(1, 6), tokens(1, 6))) for _ in range(5)]
+    return [ScoreRequest(tokens(3, 14), (tokens(1, 6), tokens(1, 6))) for _ in range(3)]
 
 
 @pytest.fixture(autouse=True)

@@ -138,7 +138,7 @@ def test_documents_of_one_unknown_token_are_refused() -> None:
 def test_another_engine_is_compared() -> None:
     """An equal engine is consistent; deviating log-probabilities and refused requests are detected."""
     examined = checkpoint(["gated_deltanet", "softmax"])
-    requests = documents()
+    requests = documents(3)
 
     class Other(TorchEngine):
         name = "other"
@@ -171,7 +171,7 @@ def test_another_engine_is_compared() -> None:
 @pytest.mark.parametrize("fault", ["warm", "crowded"])
 def test_an_engine_that_depends_on_what_came_before_or_with_it_is_found(fault: str) -> None:
     """A warm prefix cache or other requests in the batch must not change a response."""
-    examined, requests = checkpoint(["gated_deltanet", "softmax"]), documents()
+    examined, requests = checkpoint(["gated_deltanet", "softmax"]), documents(4)
 
     class Other(TorchEngine):
         name = "other"
