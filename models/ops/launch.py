@@ -15,7 +15,7 @@ from triton.compiler import CompiledKernel
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
-KNOWN_VERSIONS = ("3.6.", "3.7.")
+KNOWN_VERSIONS = ("3.6.", "3.7.", "3.8.")
 """Releases of Triton whose launches do what `Launcher` relies on."""
 
 

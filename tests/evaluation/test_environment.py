@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ def test_environment_records_kernels_and_backend(tmp_path: Path) -> None:
     environment.update_environment(tmp_path, **environment.kernel_facts())
     facts = environment.read_environment(tmp_path)
     assert any("torch" in kernel for kernel in facts["kernels"].values())
-    assert facts["packages"]["torch"] == torch.__version__
+    assert facts["packages"]["torch"] == version("torch")
 
 
 def test_environment_records_git_commit_and_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,6 +62,6 @@ def test_the_manifest_states_seeds_documents_and_engines(tiny: Path, tmp_path: P
     assert engine.versions["device"] == "cpu"
     assert engine.versions["torch"] == torch.__version__
     facts = read_facts(tmp_path / "run")
-    assert facts["packages"]["torch"] == torch.__version__
+    assert facts["packages"]["torch"] == version("torch")
     assert (facts["seeds"], facts["documents"]) == (manifest.seeds, manifest.documents)
     assert [each["fingerprint"] for each in facts["engines"].values()] == [engine.fingerprint]

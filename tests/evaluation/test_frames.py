@@ -26,7 +26,7 @@ def own_frames() -> list[str]:
         if (
             path.is_relative_to(ROOT)
             and not path.is_relative_to(ROOT / "tests")
-            and ".venv" not in path.parts
+            and "site-packages" not in path.parts
         ):
             found.append(f"{path.relative_to(ROOT).as_posix()}:{frame.f_code.co_name}")
         frame = frame.f_back

@@ -90,7 +90,7 @@ def kernel(driver: Driver) -> Any:
     """A kernel that stays uncompiled; `calls` counts launches that Triton makes."""
     import triton.language as tl
 
-    from evalsuite.models.ops.launch import keep_compiled
+    from evalsuite.models.ops.launch import Launcher, keep_compiled
 
     @keep_compiled
     @triton.jit(do_not_specialize=["count"])
@@ -99,6 +99,7 @@ def kernel(driver: Driver) -> Any:
     ):
         pass
 
+    assert isinstance(copy_kernel, Launcher), f"Triton {triton.__version__} is not among KNOWN_VERSIONS"
     plain = copy_kernel.fn.run
     copy_kernel.calls = 0
 
@@ -256,7 +257,7 @@ def test_other_releases_launch_by_themselves(kernel: Any, monkeypatch: pytest.Mo
 
     assert isinstance(keep_compiled(kernel.fn), Launcher)
     assert keep_compiled(len) is len
-    monkeypatch.setattr(triton, "__version__", "3.8.0")
+    monkeypatch.setattr(triton, "__version__", "2.9.0")
     assert keep_compiled(kernel.fn) is kernel.fn
 
 
