@@ -6,6 +6,8 @@ import os
 # Imports and collection make many objects, all of which stay; tests make few cycles.
 gc.disable()
 gc.set_threshold(50_000, 20, 20)
+# What argparse says is English, whatever the language of the machine, and no catalogues are looked for.
+os.environ["LANGUAGE"] = "C"
 # Tests kill processes, not machines; each of thousands of flushes would wait for the disk.
 os.fsync = lambda descriptor: None
 # Tests neither read nor write the user's cache; an empty value means none.
