@@ -1,6 +1,6 @@
 """Requirements at the ends of what pyproject.toml admits, one a line.
 
-python .ci/versions.py oldest    constraints: the first minor version that each lower bound admits
+python .ci/versions.py oldest    requirements: the first minor version that each lower bound admits
 python .ci/versions.py newest    names of what has a bound, for an upgrade beyond the upper ones
 """
 
