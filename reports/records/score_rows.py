@@ -185,8 +185,9 @@ def _refuse_missing_clusters(frame: pd.DataFrame, source: BenchmarkProtocol, pat
 def _of_known_checkpoints(
     frame: pd.DataFrame, source: BenchmarkProtocol, merged: MergedPlan, log: ReadLog
 ) -> pd.DataFrame:
-    index = {"\0".join(member): i for i, each in enumerate(merged.checkpoints) for member in each.members}
-    frame["checkpoint"] = (frame["weights_id"] + "\0" + frame["fingerprint"]).map(index)
+    index = {member: i for i, checkpoint in enumerate(merged.checkpoints) for member in checkpoint.members}
+    members = zip(frame["weights_id"], frame["fingerprint"], strict=True)
+    frame["checkpoint"] = [index.get(member) for member in members]
     unknown = frame["checkpoint"].isna()
     # Checkpoints of the plans that are not selected are left out on purpose.
     strangers = sorted(set(frame.loc[unknown, "weights_id"].unique()) - merged.weights)

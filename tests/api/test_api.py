@@ -25,7 +25,7 @@ def test_tables_equal_what_compare_writes(tmp_path: Path) -> None:
     run = load_run(FIXTURES / "failing")
     written = compare(CompareConfig(inputs=[FIXTURES / "failing"], out=tmp_path)).folder
     for name, table in (("leaderboard", run.leaderboard), ("scores", run.scores), ("gap", run.gap)):
-        read = pd.read_csv(written / f"{name}.csv")
+        read = pd.read_csv(written / f"{name}.csv", float_precision="round_trip")
         assert list(table.columns) == list(read.columns)
         assert len(table) == len(read) > 0
         for column in ("score", "recovery", "gap"):
