@@ -73,7 +73,7 @@ def test_epochs_that_are_not_averaged_are_refused(tmp_path: Path) -> None:
 
 
 def test_models_of_other_settings_are_two_checkpoints(tmp_path: Path) -> None:
-    from inspect_ai.model import GenerateConfig
+    GenerateConfig = pytest.importorskip("inspect_ai.model").GenerateConfig
 
     for temperature in (0.0, 1.0):
         written(tmp_path / "logs", reducers=["mean"], config=GenerateConfig(temperature=temperature))
