@@ -28,7 +28,7 @@ FEW_METHOD = "Tango score interval (fewer than ten discordant documents)"
 LEVEL_METHOD = "Wilson score"
 
 KEPT = 64
-"""Contrasts that a stratum keeps: averages over scopes and benchmarks share most of theirs."""
+"""Contrasts that a stratum keeps, 2 MB of draws: averages over scopes and benchmarks share most of theirs."""
 
 Terms = Mapping[int, float]
 """Column → coefficient of a contrast."""

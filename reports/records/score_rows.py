@@ -123,18 +123,18 @@ def _read(source: BenchmarkProtocol, run: Path, log: ReadLog) -> pd.DataFrame | 
     value = frame[f"value.{metric}"]
     if source.plan.direction == "higher":
         outside = value.notna() & ~value.between(0, 1)
-        for bad in _first(frame, outside):
+        for _, bad in frame[outside].head(1).iterrows():
             raise DataError(
                 f"{_place(paths, bad)}: {metric} = {bad[f'value.{metric}']:g}; "
                 "a score is a fraction between 0 and 1"
             )
     else:
-        for bad in _first(frame, value < -ROUNDING):
+        for _, bad in frame[value < -ROUNDING].head(1).iterrows():
             raise DataError(
                 f"{_place(paths, bad)}: {metric} = {bad[f'value.{metric}']:g}; a negative log-likelihood "
                 "below 0 would be a perplexity below 1"
             )
-        for bad in _first(frame, frame[f"value.{units}"] < 0) if units else ():
+        for _, bad in frame[frame[f"value.{units}"] < 0].head(1).iterrows() if units else ():
             raise DataError(f"{_place(paths, bad)}: {bad[f'value.{units}']:g} {units}; expected 0 or more")
     columns = ["seed", "context", "doc_id", "prompt_hash", "chance", "row", "cluster", *FLAGS]
     names = ["weights_id", "fingerprint", "sampling", "outcome"]
@@ -162,11 +162,6 @@ def _answers(frame: pd.DataFrame) -> pd.Series:
     return frame["answer"].where(frame["outcome"].map(names_answer) & ~frame["checkpoint"].isin(fractions))
 
 
-def _first(frame: pd.DataFrame, wrong: pd.Series) -> list[pd.Series]:
-    """The first row where `wrong` is true, if any."""
-    return [frame.iloc[at] for at in np.flatnonzero(wrong)[:1]]
-
-
 def _place(paths: Sequence[Path], row: pd.Series) -> str:
     return f"{paths[row['file']]}, row {row['row']}"
 
@@ -185,9 +180,11 @@ def _refuse_missing_clusters(frame: pd.DataFrame, source: BenchmarkProtocol, pat
 def _of_known_checkpoints(
     frame: pd.DataFrame, source: BenchmarkProtocol, merged: MergedPlan, log: ReadLog
 ) -> pd.DataFrame:
+    identity = ["weights_id", "fingerprint"]
+    pairs = frame[identity].drop_duplicates()
     index = {member: i for i, checkpoint in enumerate(merged.checkpoints) for member in checkpoint.members}
-    members = zip(frame["weights_id"], frame["fingerprint"], strict=True)
-    frame["checkpoint"] = [index.get(member) for member in members]
+    pairs["checkpoint"] = [index.get(member) for member in pairs.itertuples(index=False, name=None)]
+    frame = frame.merge(pairs, "left", identity)
     unknown = frame["checkpoint"].isna()
     # Checkpoints of the plans that are not selected are left out on purpose.
     strangers = sorted(set(frame.loc[unknown, "weights_id"].unique()) - merged.weights)

@@ -9,19 +9,18 @@ out=$1
 shift
 python=${PYTHON:-python}
 platforms=(manylinux_2_28_x86_64 manylinux_2_27_x86_64 manylinux_2_17_x86_64 manylinux2014_x86_64 manylinux1_x86_64)
-"$python" - "$@" <<'PYTHON' > "$out.txt"
+packages=$("$python" - "$@" <<'PYTHON'
 import sys
 from importlib.metadata import version
 
-for name in sys.argv[1:]:
-    print(name if "==" in name else f"{name}=={version(name)}")
+print(*(name if "==" in name else f"{name}=={version(name)}" for name in sys.argv[1:]))
 PYTHON
-while read -r package; do
+)
+for package in $packages; do
   "$python" -m pip download -q --no-deps --only-binary=:all: --python-version 3.12 --implementation cp "${platforms[@]/#/--platform=}" \
-    -d "$out" "$package" 2> "$out.log" || "$python" -m pip wheel -q --no-deps -w "$out" "$package" 2>> "$out.log"
-done < "$out.txt"
+    -d "$out" "$package" 2> /dev/null || "$python" -m pip wheel -q --no-deps -w "$out" "$package"
+done
 if find "$out" -type f ! -name '*-none-any.whl' ! -name '*-cp312-*' ! -name '*-abi3-*' | grep .; then
   echo "these are not for CPython 3.12"
   exit 1
 fi
-rm "$out.txt" "$out.log"
