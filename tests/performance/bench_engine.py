@@ -6,7 +6,8 @@ Workloads: "hellaswag" (four continuations of several tokens per context), "mmlu
 four one-token continuations), "generation" (prompts of different length, a fixed number of new tokens). The
 texts are random words of the tokenizer. Each side runs several times after a short warm-up; the table
 gives the best run and, as "first", the ratio of the first runs, which include kernel selection for new
-shapes. HFLM may run a part of the documents (`--hflm-share`): the ratio is one of rates.
+shapes. HFLM may run a part of the documents (`--hflm-share`): the ratio is one of rates. Where its batch
+does not fit the GPU's memory, it runs half as many sequences.
 
 `--profile` adds a run that attributes our wall time to phases of the host, and one that adds up the kernels.
 
@@ -106,6 +107,8 @@ class Timing:
     """Of our runs."""
     hflm_seconds: tuple[float, ...] = ()
     """Of HFLM's runs, on a part of the documents."""
+    hflm_batch_size: int = 0
+    """Sequences of a pass of HFLM."""
     tflops: float | None = None
     """TFLOP/s of our best run, in which every token counts once; None for a foreign architecture."""
     profile: str = ""
@@ -196,7 +199,19 @@ def profile_engine(engine: TorchEngine, encoder: Encoder, workload: Workload) ->
 
 
 def run_hflm(lm: Any, workload: Workload) -> list[Any]:
-    """The same workload in lm-eval's HFLM."""
+    """The same workload in lm-eval's HFLM, in the largest batches that fit."""
+    while True:
+        try:
+            return _run_hflm(lm, workload)
+        except torch.OutOfMemoryError:
+            if lm.batch_size_per_gpu == 1:
+                raise
+        # After the handler, which holds the tensors of the failed pass.
+        lm.batch_size_per_gpu //= 2
+        torch.cuda.empty_cache()
+
+
+def _run_hflm(lm: Any, workload: Workload) -> list[Any]:
     from lm_eval.api.instance import Instance
 
     if workload.prompts:
@@ -271,6 +286,7 @@ def compare(
         deviation=deviation,
         seconds=tuple(my_seconds),
         hflm_seconds=tuple(other_seconds),
+        hflm_batch_size=lm.batch_size_per_gpu,
         tflops=None if flops is None else flops / min(my_seconds) / 1e12,
         profile=profile,
     )
