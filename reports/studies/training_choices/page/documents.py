@@ -83,8 +83,17 @@ def write_all_scores(run: Path, benchmarks: Sequence[str], teacher: str | None, 
 
 
 def write_small(frame: pd.DataFrame, path: Path) -> None:
-    """Write a table of many columns without statistics and a second schema, which outweigh the scores."""
+    """Write a table of many columns without statistics and a second schema, which outweigh the scores.
+
+    Values of `doc_id` hardly repeat, so that a dictionary would only add its indices.
+    """
     table = pa.Table.from_pandas(frame, preserve_index=False).replace_schema_metadata(None)
     pq.write_table(
-        table, path, compression="zstd", compression_level=19, write_statistics=False, store_schema=False
+        table,
+        path,
+        compression="zstd",
+        compression_level=19,
+        use_dictionary=[name for name in table.column_names if name != "doc_id"],
+        write_statistics=False,
+        store_schema=False,
     )
