@@ -6,7 +6,6 @@ begin with the prefix token gets no second one before its windows of perplexity,
 after a BOS (its issue 3333).
 """
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -20,6 +19,7 @@ from evalsuite.models.checkpoints.tokenizers import (
     whole_texts,
 )
 from evalsuite.models.inference.requests import ScoreRequest
+from evalsuite.protocols.word_splits import splits_words
 
 Tokens = tuple[int, ...]
 
@@ -30,20 +30,6 @@ _WORD = re.compile(r"(?<=[A-Za-z]) (?=[A-Za-z])")
 """Where a word starts that follows another one."""
 _TAIL = 256
 """Last characters of a context in which its last word is searched."""
-
-WORD_SPLITS = (
-    # GPT-2, Llama 3, Qwen 2, GPT-4o, and the pocket teacher.
-    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+",
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+",
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-    r" ?[A-Za-z]+|[0-9]| ?[^\sA-Za-z0-9]|\s",
-)
-"""Patterns of which no match contains two letters with a space between them, so that they split there."""
 
 
 class Encoder:
@@ -179,53 +165,6 @@ class Encoder:
         _, tokens = self._after_prefix(self.encode([text])[text])
         windows = get_rolling_token_windows(list(tokens), self.prefix_token_id, max_length, 1)
         return [(tuple(context), tuple(rest)) for context, rest in map(make_disjoint_window, windows)]
-
-
-def splits_words(backend: Any) -> bool:
-    """Return whether a tokenizer treats what follows a word as if nothing was before it.
-
-    That is, whether it always splits between a letter and a space with a letter behind it, and encodes both
-    sides by themselves.
-
-    Args:
-        backend: a `tokenizers.Tokenizer`.
-    """
-    parts = json.loads(backend.to_str())
-    model, before = parts["model"], parts["pre_tokenizer"]
-    if model["type"] != "BPE" or model.get("dropout") or not _keeps_words(parts["normalizer"]):
-        return False
-    # Added tokens are found before the text is split, and these could reach over the place.
-    reaching = ("lstrip", "rstrip", "single_word")
-    if any(" " in each["content"] or any(map(each.get, reaching)) for each in parts["added_tokens"]):
-        return False
-    steps = before["pretokenizers"] if before and before["type"] == "Sequence" else [before]
-    return all(map(_keeps_places, steps)) and any(map(_splits_words, steps))
-
-
-def _keeps_words(normalizer: Any) -> bool:
-    """Whether a normalizer changes nothing across a space between two letters."""
-    if normalizer is None or normalizer == {"type": "NFC"}:
-        return True
-    # transformers gives tokenizers from GGUF files a sequence of none.
-    return normalizer["type"] == "Sequence" and all(map(_keeps_words, normalizer["normalizers"]))
-
-
-def _keeps_places(step: Any) -> bool:
-    """Whether a pre-tokenizer only splits further."""
-    if step is None:
-        return False
-    if step["type"] == "ByteLevel":
-        return not step["add_prefix_space"]
-    return step["type"] in ("Digits", "Punctuation") or _splits_words(step)
-
-
-def _splits_words(step: Any) -> bool:
-    """Whether a pre-tokenizer splits before a space between two letters, whatever is around them."""
-    if step["type"] == "ByteLevel":
-        return bool(step["use_regex"])
-    if step["type"] != "Split" or step["behavior"] != "Isolated" or step["invert"]:
-        return False
-    return step["pattern"].get("Regex") in WORD_SPLITS
 
 
 def _move_spaces(context: str, continuation: str) -> tuple[str, str]:

@@ -1,6 +1,7 @@
 """Text to tokens: in batches, and still exactly what lm-eval's own classes give one by one."""
 
 from pathlib import Path
+from string import ascii_letters
 from typing import Any
 
 import pytest
@@ -14,7 +15,8 @@ from transformers import PreTrainedTokenizerFast
 from evalsuite.evaluation.checkpoints import tokenizer_id
 from evalsuite.evaluation.documents import token_counter
 from evalsuite.foundation import DataError
-from evalsuite.protocols.tokenization import WORD_SPLITS, Encoder, group_by_context
+from evalsuite.protocols.tokenization import Encoder, group_by_context
+from evalsuite.protocols.word_splits import WORD_SPLITS
 from evalsuite.tasks.benchmark import load_benchmark
 
 PAIRS = [
@@ -143,6 +145,34 @@ SPLITS = {
 }
 
 
+def sentencepiece(
+    normalizer: Any, split: Any, *, across: bool = False, **model: Any
+) -> PreTrainedTokenizerFast:
+    """A tokenizer that writes a space as "▁" and splits nowhere; `across` has tokens of several words."""
+    inner = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
+    inner.normalizer = normalizers.Replace(" ", "▁")
+    inner.pre_tokenizer = pre_tokenizers.Split("." if across else "▁", "merged_with_next")
+    octets = [f"<0x{byte:02X}>" for byte in range(256)]
+    alphabet = [*ascii_letters, "▁"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, initial_alphabet=alphabet, special_tokens=["<unk>", "<s>", "<x>", *octets]
+    )
+    inner.train_from_iterator([" ".join(WORDS) * 3, "the cat thecat a catthe Answer: cats"] * 5, trainer)
+    inner.normalizer, inner.pre_tokenizer = normalizer, split
+    for name, value in model.items():
+        setattr(inner.model, name, value)
+    return PreTrainedTokenizerFast(tokenizer_object=inner, bos_token="<s>", eos_token="<s>")
+
+
+REPLACE = normalizers.Replace(" ", "▁")
+SENTENCEPIECE = {
+    "Gemma": (REPLACE, pre_tokenizers.Split(" ", "merged_with_previous")),
+    "no splits": (REPLACE, None),
+    "Metaspace": (None, pre_tokenizers.Metaspace(prepend_scheme="first", split=False)),
+    "Metaspace, splits": (None, pre_tokenizers.Metaspace(prepend_scheme="always")),
+}
+
+
 NORMALIZERS = {
     "GGUF": normalizers.Sequence([]),
     "NFC": normalizers.Sequence([normalizers.NFC(), normalizers.Sequence([])]),
@@ -150,8 +180,10 @@ NORMALIZERS = {
 """What transformers gives tokenizers that it converts, and a stack of what changes no spaces."""
 
 
-@pytest.fixture(params=[*SPLITS, *NORMALIZERS])
+@pytest.fixture(params=[*SPLITS, *NORMALIZERS, *SENTENCEPIECE])
 def splitting(request: pytest.FixtureRequest) -> PreTrainedTokenizerFast:
+    if parts := SENTENCEPIECE.get(request.param):
+        return sentencepiece(*parts)
     split = SPLITS.get(request.param, SPLITS["GPT-2"])
     return trained(*split, normalizer=NORMALIZERS.get(request.param))
 
@@ -199,6 +231,10 @@ def test_long_contexts_are_encoded_once(splitting: PreTrainedTokenizerFast) -> N
             pre_tokenizers.ByteLevel(add_prefix_space=False),
             normalizer=normalizers.Sequence([normalizers.Replace("a c", "c")]),
         ),
+        sentencepiece(REPLACE, None, across=True),
+        sentencepiece(REPLACE, None, ignore_merges=True),
+        sentencepiece(normalizers.Sequence([normalizers.Prepend("▁"), REPLACE]), None),
+        sentencepiece(None, pre_tokenizers.Metaspace(replacement="_")),
     ],
 )
 def test_tokenizers_that_read_over_words_encode_whole_texts(tokenizer: PreTrainedTokenizerFast) -> None:

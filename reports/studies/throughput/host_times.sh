@@ -7,8 +7,8 @@
 # pack_host_times.sh packs it. PHASES="quick ten" does a part.
 set -uo pipefail
 root=$PWD phases=${PHASES:-quick first engine ten long}
-# nproc obeys OMP_NUM_THREADS, which host.sh sets; commands are timed as users start them.
-unset OMP_NUM_THREADS
+# host.sh sets these, and nproc obeys the first; commands are timed as users start them.
+unset OMP_NUM_THREADS TOKENIZERS_PARALLELISM
 export EVALSUITE_DATA=$root/data
 mkdir -p out
 [ -d lm ] || python3 -m pip install -q --no-index --no-deps --target lm lmwheels/*.whl > out/lm.log 2>&1
