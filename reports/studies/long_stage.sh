@@ -1,30 +1,43 @@
 #!/usr/bin/env bash
 # A last stage in sequences of 1,024, 8,192 or 32,768 tokens (recipe gemma-3-270m), in the folder of a packed study (pack.sh) with
-# teacher-gemma, data, and REQUESTS of suites/needles-32k.yaml. Its shard, out/long-stage.tar.xz, is scored at home.
+# teacher-gemma, data, and REQUESTS of a suite of long contexts. Its shard, out/long-stage.tar.xz, is scored at home.
 #
 #     GPUS="0 1" WORKERS=2 host.sh start bash code/reports/studies/long_stage.sh REQUESTS
 #
-# Other students or seeds: STUDENTS="kda-local kda" SET="seed=1 …"
+# Other runs and students: SEEDS="0 1" STUDENTS="kda-local"
 set -euo pipefail
-requests=$1 gpus=(${GPUS:-0}) lengths=(${LENGTHS:-1k 8k 32k}) students=(${STUDENTS:-kda-local kda})
+requests=$1 gpus=(${GPUS:-0}) seeds=(${SEEDS:-0}) lengths=(${LENGTHS:-32k 8k 1k}) students=(${STUDENTS:-kda-local kda})
 
 distil() {
-  local variant=$1 gpu=$2
+  local name=$1-$2 variant=$1 seed=$2
   shift 2
-  # shellcheck disable=SC2086
-  CUDA_VISIBLE_DEVICES=$gpu python3 -m evalsuite distill "gemma-3-270m:$variant" --mixer "${students[@]}" --data "$PWD/data" --set "teacher=$PWD/teacher-gemma" ${SET:-} \
-    --out "long-$variant" "$@" > "out/long-$variant.log" 2>&1
+  python3 -m evalsuite distill "gemma-3-270m:$variant" --mixer "${students[@]}" --data "$PWD/data" --set "teacher=$PWD/teacher-gemma" "seed=$seed" \
+    --out "long-$name" "$@" > "out/long-$name.log" 2>&1
 }
-distil prefix "${gpus[0]}"
-for number in "${!gpus[@]}"; do
-  (for ((each = number; each < ${#lengths[@]}; each += ${#gpus[@]})); do distil "late-${lengths[each]}" "${gpus[number]}" --branch-from long-prefix; done) &
-  branches[number]=$!
-done
-for each in "${branches[@]}"; do wait "$each"; done
+# Runs VARIANT-SEED … in turn on all GPUs, one at a time on each.
+spread() {
+  local number each waiting=() jobs=("$@")
+  for number in "${!gpus[@]}"; do
+    (
+      export CUDA_VISIBLE_DEVICES=${gpus[number]}
+      for ((each = number; each < ${#jobs[@]}; each += ${#gpus[@]})); do
+        seed=${jobs[each]##*-} variant=${jobs[each]%-*} branch=()
+        [ "$variant" = prefix ] || branch=(--branch-from "long-prefix-$seed")
+        distil "$variant" "$seed" "${branch[@]}"
+      done
+    ) &
+    waiting+=($!)
+  done
+  for each in "${waiting[@]}"; do wait "$each"; done
+}
+spread "${seeds[@]/#/prefix-}"
+branches=()
+for length in "${lengths[@]}"; do branches+=("${seeds[@]/#/late-$length-}"); done
+spread "${branches[@]}"
 
 # A run needs a name for each student.
 mkdir -p long-students
-for folder in long-prefix long-late-*; do
+for folder in long-prefix-* long-late-*; do
   cp "$folder/metrics.jsonl" "out/$folder.jsonl"
   for student in "${students[@]}"; do mv "$folder/$student" "long-students/${folder#long-}-$student"; done
 done
