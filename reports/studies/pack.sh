@@ -4,7 +4,7 @@
 #     reports/studies/pack.sh OUT TRITON.tar.xz PATH …
 #
 # OUT/parts/0 holds wheels and host.sh, OUT/parts/N the N-th slice of Triton and of the files and folders PATH. The host has
-# CPython 3.12 on x86-64 with torch and transformers. CACHE can name the cache of tuned kernels that an earlier host brought
+# CPython 3.12 on x86-64 with torch. CACHE can name the cache of tuned kernels that an earlier host brought
 # home (cache.tar.xz).
 set -euo pipefail
 out=$1 triton=$2
@@ -15,7 +15,7 @@ cp "$here/host.sh" "$out/parts/0"
 [ -z "${CACHE:-}" ] || cp "$CACHE" "$out/parts/0/cache.tar.xz"
 
 "$here/wheels.sh" "$out/parts/0/wheels" pydantic pydantic-core annotated-types typing-inspection typing-extensions gguf einops \
-  zstandard datasets xxhash dill multiprocess plotly narwhals fla-core==0.6.0 flash-linear-attention==0.6.0
+  zstandard datasets xxhash dill multiprocess plotly narwhals transformers fla-core==0.6.0 flash-linear-attention==0.6.0
 
 blob=$(mktemp -d)
 ln -s "$(realpath "$triton")" "$blob/triton.tar.xz"

@@ -13,5 +13,5 @@ ln -sfn "$(realpath "$gemma")" "$pieces/gemma.gguf"
 "${PYTHON:-python}" -m evalsuite prepare quick --data "$pieces/data" --source "$data" --quiet
 "$here/../wheels.sh" "$pieces/lmwheels" evalscope lm_eval antlr4-python3-runtime chardet colorlog defusedxml docstring_parser \
   editdistance filetype jsonlines jsonschema jsonschema-specifications referencing rpds-py langdetect latex2sympy2_extended \
-  math-verify nltk orjson pytz transformers wonderwords word2number
+  math-verify nltk orjson pytz wonderwords word2number
 exec "$here/../decision/pack.sh" smollm2 "$smollm2" "$data" "$triton" "$out" quick:limit=700
