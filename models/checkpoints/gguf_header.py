@@ -1,10 +1,10 @@
-"""Reading a GGUF file faster: its header parsed once, its blocks dequantized in large chunks.
+"""Reading a GGUF file faster: its header parsed once in a process, its blocks dequantized in large chunks.
 
 Every token of the vocabulary is a value of the header, and memory maps of numpy take microseconds per slice.
+Only transformers' tokenizers need these values, and read them with functions of their own.
 """
 
 import functools
-import importlib
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,26 +15,28 @@ import numpy as np
 from gguf import GGUFReader, GGUFValueType
 from gguf.constants import GGML_QUANT_SIZES
 from transformers import modeling_gguf_pytorch_utils
+from transformers.integrations.gguf import reader as transformers_reader
 
 from evalsuite.foundation import CheckpointError
 from evalsuite.models.checkpoints.location import first_line
+from evalsuite.models.checkpoints.once_per_file import once_per_file
 
 CHUNK = 2**18
 """Values that are dequantized at a time: a few of gguf's intermediate arrays of them fit in a cache."""
 
+LISTED = 4096
+"""Values of the longest array that is read; those of a config have a value per layer."""
+
 
 class HeaderReader(GGUFReader):
-    """`GGUFReader` that reads an array at once, and not through a memory map per value.
-
-    Strings of an array are `bytes`, without their lengths; numbers are arrays of one element, as the base
-    class has them.
-    """
+    """`GGUFReader` that skips the values of arrays of a vocabulary's size, whose fields have no `data`."""
 
     @property
     def num_tokens(self) -> int:
         """Tokens of the vocabulary; 0 without one."""
         field = self.fields.get("tokenizer.ggml.tokens")
-        return 0 if field is None else len(field.data)
+        # Length and text of the name, kind of the field and of its values, their number.
+        return 0 if field is None else int(field.parts[4][0])
 
     def stated(self, name: str) -> Any:
         """The number or truth value of a field; None where the file does not state it."""
@@ -42,40 +44,32 @@ class HeaderReader(GGUFReader):
         return None if field is None else field.contents()
 
     def _get_field_parts(self, orig_offs: int, raw_type: int) -> tuple[int, list[Any], list[int], list[Any]]:
-        if raw_type != GGUFValueType.ARRAY:
-            parts: tuple[int, list[Any], list[int], list[Any]] = super()._get_field_parts(orig_offs, raw_type)
-            return parts
-        kind = GGUFValueType(int(self._get(orig_offs, np.uint32)[0]))
-        count = int(self._get(orig_offs + 4, np.uint64)[0])
-        start = orig_offs + 12
+        if raw_type == GGUFValueType.ARRAY:
+            kind, count = self._get(orig_offs, np.uint32), self._get(orig_offs + 4, np.uint64)
+            if count[0] > LISTED:
+                end = self._end_of_values(orig_offs + 12, GGUFValueType(int(kind[0])), int(count[0]))
+                return end - orig_offs, [kind, count], [], [GGUFValueType.ARRAY, GGUFValueType(int(kind[0]))]
+        parts: tuple[int, list[Any], list[int], list[Any]] = super()._get_field_parts(orig_offs, raw_type)
+        return parts
+
+    def _end_of_values(self, start: int, kind: GGUFValueType, count: int) -> int:
+        header, end = self.data.data, start
         if kind == GGUFValueType.STRING:
-            values, end = self._strings(start, count)
+            length_of = struct.Struct(f"{self._get(start, np.uint64, 0).dtype.byteorder}Q").unpack_from
+            for _ in range(count):
+                end += 8 + length_of(header, end)[0]
         elif (dtype := self.gguf_scalar_to_np.get(kind)) is not None:
-            numbers = np.array(self._get(start, dtype, count))
-            if len(numbers) < count:
-                raise ValueError("the header is truncated")
-            values, end = list(numbers.reshape(count, 1)), start + numbers.nbytes
+            end += count * np.dtype(dtype).itemsize
         else:
             raise ValueError(f"the header has an array of {kind.name}, which cannot be read")
-        types = [GGUFValueType.ARRAY, *[kind][:count]]
-        return end - orig_offs, values, list(range(count)), types
-
-    def _strings(self, start: int, count: int) -> tuple[list[Any], int]:
-        length_of = struct.Struct(f"{self._get(start, np.uint64, 0).dtype.byteorder}Q").unpack_from
-        header, strings = self.data.data, []
-        for _ in range(count):
-            (length,) = length_of(header, start)
-            start += 8
-            if start + length > len(header):
-                raise ValueError("the header is truncated")
-            strings.append(bytes(header[start : start + length]))
-            start += length
-        return strings, start
+        if end > len(header):
+            raise ValueError("the header is truncated")
+        return end
 
 
 @contextmanager
 def header_parsed_once(path: str) -> Iterator[HeaderReader]:
-    """Within this context transformers and gguf share one header of the file.
+    """Within this context transformers and gguf share one header of the file, which the process keeps.
 
     transformers parses it for the config, the tokenizer and the weights, and builds gguf's table of tensor
     names once per module of the model. Tensors are dequantized in larger chunks.
@@ -83,22 +77,21 @@ def header_parsed_once(path: str) -> Iterator[HeaderReader]:
     Raises:
         CheckpointError: it is damaged.
     """
-    functions, read = vars(modeling_gguf_pytorch_utils), functools.cache(HeaderReader)
+    functions, own_reader = vars(modeling_gguf_pytorch_utils), vars(transformers_reader)
     replaced = [
-        (vars(gguf), "GGUFReader", read),
+        (vars(gguf), "GGUFReader", _header),
         (vars(gguf), "dequantize", in_chunks(gguf.dequantize)),
         (vars(gguf), "get_tensor_name_map", functools.cache(gguf.get_tensor_name_map)),
-        (functions, "load_gguf_checkpoint", _metadata_once(functions["load_gguf_checkpoint"])),
-        (functions, "_gguf_parse_value", _array_values(functions["_gguf_parse_value"])),
+        (functions, "load_gguf_checkpoint", _with_vocab_size(functions["load_gguf_checkpoint"])),
+        (own_reader, "_mapped", _mapped(own_reader["_mapped"])),
+        (own_reader, "_read_metadata", _metadata_once(own_reader["_read_metadata"])),
     ]
-    if _mapped := _own_reader().get("_mapped"):
-        replaced.append((_own_reader(), "_mapped", lambda path: _mapped(path).view(np.ndarray)))
     before = [namespace[name] for namespace, name, _ in replaced]
     for namespace, name, value in replaced:
         namespace[name] = value
     try:
         try:
-            header = read(path)
+            header = _header(path)
         except Exception as error:
             # A damaged file makes gguf and numpy raise anything.
             raise CheckpointError(f"{path}: its header cannot be read: {first_line(error)}") from error
@@ -106,6 +99,10 @@ def header_parsed_once(path: str) -> Iterator[HeaderReader]:
     finally:
         for (namespace, name, _), value in zip(replaced, before, strict=True):
             namespace[name] = value
+
+
+def _header(path: str) -> HeaderReader:
+    return once_per_file("header", path, lambda: HeaderReader(path))
 
 
 def in_chunks(dequantize: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
@@ -127,32 +124,29 @@ def in_chunks(dequantize: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any
     return values
 
 
-def _own_reader() -> dict[str, Any]:
-    """The functions of transformers' own reader of headers, which its early versions lack."""
-    try:
-        return vars(importlib.import_module("transformers.integrations.gguf.reader"))
-    except ModuleNotFoundError:
-        return {}
+def _with_vocab_size(load: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """transformers' function, which counts the tokens of a file that does not state their number."""
 
-
-def _array_values(parse: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """transformers' function for one value, which takes microseconds for each of an array's."""
-
-    def value(part: Any, types: Any) -> Any:
-        if type(part) is bytes:
-            return part.decode()
-        # Those of the base class are views of the file.
-        return part.item() if type(part) is np.ndarray else parse(part, types)
-
-    return value
-
-
-def _metadata_once(load: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
-    parsed = functools.cache(load)
-
-    def load_gguf_checkpoint(path: str, return_tensors: bool = False, **arguments: Any) -> dict[str, Any]:
-        if return_tensors:
-            return load(path, return_tensors=True, **arguments)
-        return {group: dict(values) for group, values in parsed(path).items()}
+    def load_gguf_checkpoint(path: str, *arguments: Any, **named: Any) -> dict[str, Any]:
+        loaded = load(path, *arguments, **named)
+        if loaded["config"].get("vocab_size") == 0:
+            loaded["config"]["vocab_size"] = _header(path).num_tokens
+        return loaded
 
     return load_gguf_checkpoint
+
+
+def _mapped(map_file: Callable[[str], Any]) -> Callable[[str], Any]:
+    """transformers' function, without numpy's class of memory maps, whose every slice takes microseconds."""
+    return lambda path: map_file(path).view(np.ndarray)
+
+
+def _metadata_once(read: Callable[..., Any]) -> Callable[..., Any]:
+    """transformers' function; what it reads for tokenizers is large, and they are derived once."""
+
+    def read_metadata(blob: Any, path: str, string_arrays: Any = ()) -> Any:
+        if string_arrays:
+            return read(blob, path, string_arrays)
+        return once_per_file("metadata", path, lambda: read(blob, path))
+
+    return read_metadata

@@ -19,6 +19,7 @@ from evalsuite.foundation import CheckpointError, ConfigError, EvalsuiteError, c
 from evalsuite.models.checkpoints.config import STUDENT_TYPE, check_config, read_object
 from evalsuite.models.checkpoints.fingerprint import weights_id
 from evalsuite.models.checkpoints.location import TRAINING, Location, first_line, locate
+from evalsuite.models.checkpoints.once_per_file import once_per_file
 from evalsuite.models.checkpoints.precision import EXACT, Precision
 from evalsuite.models.checkpoints.safetensors_index import stored_tensors
 from evalsuite.models.checkpoints.tokenizers import whole_texts, with_stated_tokens
@@ -272,7 +273,7 @@ def training_file(folder: Path) -> Path | None:
 
 @contextmanager
 def _opened(path: str | Path, *, variants: bool = False) -> Iterator[Location]:
-    """Locate and check a checkpoint; within this context the header of a GGUF file is parsed only once.
+    """Locate and check a checkpoint; the header of a GGUF file is parsed once in a process.
 
     Raises:
         CheckpointError: as `load_checkpoint`, or settings without `variants`.
@@ -330,22 +331,20 @@ def _load_tokenizer(location: Location, trust_remote_code: bool) -> Any:
     """The checkpoint's tokenizer, of which the caller is the only owner. Raises as `load_checkpoint`."""
     if location.header is None:
         return whole_texts(_load(AutoTokenizer, location, trust_remote_code))
-    # Its path as given is part of the tokenizer.
-    at = location.path.stat()
-    key = str(location.path), at.st_dev, at.st_ino, at.st_size, at.st_mtime_ns, trust_remote_code
-    if key in _DERIVED:
-        return whole_texts(pickle.loads(_DERIVED[key]))
-    loaded = _load(AutoTokenizer, location, trust_remote_code)
-    try:
-        loaded = whole_texts(with_stated_tokens(loaded, location.header.stated))
-    except ConfigError as error:
-        raise CheckpointError(f"{location.source}: {error}") from error
-    _DERIVED[key] = pickle.dumps(loaded)
-    return loaded
+    derived: list[Any] = []
 
+    def derive() -> bytes:
+        loaded = _load(AutoTokenizer, location, trust_remote_code)
+        try:
+            derived.append(whole_texts(with_stated_tokens(loaded, location.header.stated)))
+        except ConfigError as error:
+            raise CheckpointError(f"{location.source}: {error}") from error
+        return pickle.dumps(derived[0])
 
-_DERIVED: dict[tuple[str | int, ...], bytes] = {}
-"""Pickled tokenizers of the GGUF files that this process opened; their merges take seconds to derive."""
+    # Its merges take seconds to derive.
+    pickled = once_per_file(f"tokenizer, {trust_remote_code=}", location.path, derive)
+    return derived[0] if derived else whole_texts(pickle.loads(pickled))
+
 
 _FILES = {
     AutoConfig: "config.json",

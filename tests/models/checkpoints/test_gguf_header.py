@@ -10,13 +10,15 @@ import pytest
 from gguf.constants import GGML_QUANT_SIZES
 from gguf.quants import _type_traits
 from transformers import AutoTokenizer, modeling_gguf_pytorch_utils
+from transformers.integrations.gguf import reader as transformers_reader
 
 from evalsuite.foundation import CheckpointError
-from evalsuite.models import describe_checkpoint
+from evalsuite.models import describe_checkpoint, load_checkpoint
 from evalsuite.models.checkpoints import gguf_header
 from evalsuite.models.checkpoints.gguf_header import HeaderReader, header_parsed_once, in_chunks
-from evalsuite.models.checkpoints.load import load_outline
+from evalsuite.models.checkpoints.load import count_parameters, load_outline
 
+TOKEN_LIST = "tokenizer.ggml.tokens"
 TOKENS = ["<unk>", "", "naïve", "漢字", "a b"]
 
 
@@ -58,40 +60,30 @@ def test_values_are_those_of_ggufs_reader(file: Path) -> None:
     assert HeaderReader(file).stated("tokenizer.ggml.bos_token_id") is None
 
 
-def test_values_for_transformers_are_those_it_parses_itself(file: Path) -> None:
-    wanted = {
-        name: [modeling_gguf_pytorch_utils._gguf_parse_value(field.parts[i], field.types) for i in field.data]
-        for name, field in gguf.GGUFReader(file).fields.items()
-    }
-    with header_parsed_once(str(file)) as header:
-        parse = modeling_gguf_pytorch_utils._gguf_parse_value
-        found = {
-            name: [parse(field.parts[i], field.types) for i in field.data]
-            for name, field in header.fields.items()
-        }
-    assert found == wanted
-    assert wanted["tokenizer.ggml.tokens"] == TOKENS
+def test_the_values_of_long_arrays_are_skipped(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, arrays = contents(HeaderReader(file)), ["a.floats", "a.integers", "a.bools", TOKEN_LIST]
+    monkeypatch.setattr(gguf_header, "LISTED", 1)
+    reader = HeaderReader(file)
+    assert reader.num_tokens == len(TOKENS)
+    assert contents(reader) == whole | {name: ([], whole[name][1]) for name in arrays}
 
 
-def test_a_header_is_parsed_once_and_the_packages_are_as_before(
+def test_transformers_has_the_config_that_it_parses_itself(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened = []
-    monkeypatch.setattr(HeaderReader, "__init__", lambda self, path: opened.append(path))
-    packages = vars(gguf), vars(modeling_gguf_pytorch_utils), gguf_header._own_reader()
+    wanted = modeling_gguf_pytorch_utils.load_gguf_checkpoint(str(file))["config"]
+    monkeypatch.setattr(gguf_header, "LISTED", 1)
+    with header_parsed_once(str(file)):
+        assert modeling_gguf_pytorch_utils.load_gguf_checkpoint(str(file))["config"] == wanted
+    assert wanted["vocab_size"] == len(TOKENS)
+
+
+def test_the_packages_are_as_before(file: Path) -> None:
+    packages = vars(gguf), vars(modeling_gguf_pytorch_utils), vars(transformers_reader)
     before = [dict(each) for each in packages]
     with header_parsed_once(str(file)) as header:
         assert gguf.GGUFReader(str(file)) is header
-    assert opened == [str(file)]
     assert [dict(each) for each in packages] == before
-
-
-def test_a_transformers_without_a_reader_of_its_own_is_read_as_well(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(gguf_header, "_own_reader", dict)
-    with header_parsed_once(str(file)) as header:
-        assert header.num_tokens == len(TOKENS)
 
 
 @pytest.mark.parametrize(
@@ -120,20 +112,26 @@ def test_a_file_without_tokens_is_refused_by_name(file: Path, monkeypatch: pytes
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    """A file whose tokenizer transformers derives."""
+    """A file of a model, whose tokenizer transformers derives."""
     path = tmp_path / "llama.gguf"
     writer = gguf.GGUFWriter(path, "llama")
     for add in (writer.add_context_length, writer.add_embedding_length, writer.add_feed_forward_length):
         add(8)
     for add in (writer.add_block_count, writer.add_head_count, writer.add_head_count_kv):
         add(1)
+    writer.add_layer_norm_rms_eps(1e-5)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("smollm")
-    writer.add_token_list(["<s>", "</s>", "a", "b", "c", "ab", "abc"])
-    writer.add_token_types([3, 3, 1, 1, 1, 1, 1])
+    writer.add_token_list(["<s>", "</s>", "a", "b", "c", "ab", "abc", "<|endoftext|>"])
+    writer.add_token_types([3, 3, 1, 1, 1, 1, 1, 3])
     writer.add_token_merges(["a b", "ab c"])
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(1)
+    writer.add_tensor("token_embd.weight", np.zeros((8, 8), dtype=np.float32))
+    for name in ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down"):
+        writer.add_tensor(f"blk.0.{name}.weight", np.zeros((8, 8), dtype=np.float32))
+    for name in ("blk.0.attn_norm", "blk.0.ffn_norm", "output_norm"):
+        writer.add_tensor(f"{name}.weight", np.ones(8, dtype=np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -143,6 +141,24 @@ def model(tmp_path: Path) -> Path:
 
 def parts(tokenizer: Any) -> tuple[Any, ...]:
     return type(tokenizer), tokenizer.backend_tokenizer.to_str(), repr(tokenizer), tokenizer.init_kwargs
+
+
+def test_a_process_parses_a_file_once(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once by gguf; by transformers once for everything and once for the tokenizer."""
+    parsed: list[Any] = []
+
+    def counted(parse: Any) -> Any:
+        return lambda *arguments: parsed.append(parse) or parse(*arguments)
+
+    monkeypatch.setattr(HeaderReader, "__init__", counted(HeaderReader.__init__))
+    monkeypatch.setattr(transformers_reader, "_read_metadata", counted(transformers_reader._read_metadata))
+    for _ in range(2):
+        count_parameters(model)
+        load_outline(model)
+        describe_checkpoint(model, with_tokenizer=False)
+        describe_checkpoint(model)
+        load_checkpoint(model)
+    assert sorted(each.__name__ for each in parsed) == ["__init__", "_read_metadata", "_read_metadata"]
 
 
 def test_a_tokenizer_is_derived_once_and_each_caller_owns_its_own(
