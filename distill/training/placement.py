@@ -75,10 +75,11 @@ class Placement:
             return make()
 
     def new_student(self, teacher: Any, mixers: list[str], **settings: Any) -> Any:
-        """A new student; see `build_student`."""
+        """A new student, to be placed with `student`; see `build_student`."""
         from evalsuite.models import build_student
 
-        return build_student(teacher, mixers, **settings)
+        # On its way to another device it is copied anyway.
+        return build_student(teacher, mixers, share=self._device != teacher.device, **settings)
 
     def config(self, model: Any) -> Any:
         """Its config."""

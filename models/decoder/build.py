@@ -25,6 +25,7 @@ def build_student(
     init: str = "qkvo",
     seed: int = 0,
     softmax_heads: Mapping[int, Sequence[int]] | None = None,
+    share: bool = False,
 ) -> StudentForCausalLM:
     """Build a student on the teacher's device and in its dtype.
 
@@ -38,6 +39,8 @@ def build_student(
         init: `qkvo`, `qkv`, `vo` or `random`; see `evalsuite.models.inits`.
         seed: seed of random initialization; the global generators are not affected.
         softmax_heads: layer → its query heads that stay softmax, in a recurrent layer.
+        share: embeddings, norms, MLPs and head are the teacher's tensors, for a student that is moved to
+            another device; on the teacher's, training would change both.
 
     Raises:
         ConfigError: unknown mixer, option or init, an `init` that no layer uses, a wrong number of mixers, or
@@ -53,7 +56,7 @@ def build_student(
     # Not `student.to(dtype)`, which would also cast the rotary frequencies, a buffer, to bfloat16.
     for mine in student.parameters():
         mine.data = mine.data.to(parameter.dtype)
-    copy_teacher(student, teacher, init)
+    copy_teacher(student, teacher, init, share=share)
     student.config.dtype = parameter.dtype
     copy_generation_config(student, teacher)
     return student.train(teacher.training)
@@ -97,10 +100,14 @@ def copy_generation_config(student: StudentForCausalLM, teacher: PreTrainedModel
 
 
 @torch.no_grad()
-def copy_teacher(student: StudentForCausalLM, teacher: PreTrainedModel, init: str) -> None:
-    """Copy the teacher's weights into `student`."""
+def copy_teacher(
+    student: StudentForCausalLM, teacher: PreTrainedModel, init: str, *, share: bool = False
+) -> None:
+    """Copy the teacher's weights into `student`, or `share` those outside of mixers."""
     weights = {name: value for name, value in teacher.state_dict().items() if ".self_attn." not in name}
-    missing, unexpected = student.load_state_dict(weights, strict=False)
+    missing, unexpected = student.load_state_dict(weights, strict=False, assign=share)
+    if share:
+        student.tie_weights()
     absent = [name for name in missing if ".self_attn." not in name and name != "lm_head.weight"]
     if absent or unexpected:
         raise ConfigError(f"teacher and student have different parameters: {[*absent, *unexpected][:4]}")

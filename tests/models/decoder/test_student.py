@@ -95,6 +95,22 @@ def test_softmax_layers_and_projections_are_copied(
     assert torch.equal(mixer.o_proj.weight, attention.o_proj.weight)
 
 
+@pytest.mark.parametrize(("family", "changes"), TEACHERS)
+def test_a_student_that_shares_weights_equals_one_that_copies(
+    make_teacher: Make, family: str, changes: dict[str, Any]
+) -> None:
+    teacher = make_teacher(family, layers=3, **changes)
+    copied, sharing = (build_student(teacher, HYBRID, share=share) for share in (False, True))
+    theirs = {weight.data_ptr() for weight in teacher.parameters()}
+    trained = dict(copied.named_parameters())
+    assert [name for name, _ in sharing.named_parameters()] == list(trained)
+    for name, weight in sharing.named_parameters():
+        assert torch.equal(weight, trained[name]), name
+        assert weight.requires_grad
+        assert trained[name].data_ptr() not in theirs
+        assert (weight.data_ptr() in theirs) == (".self_attn." not in name), name
+
+
 @pytest.mark.parametrize(("init", "copied"), [("qkv", "qkv"), ("vo", "vo"), ("random", "")])
 def test_init_selects_the_copied_projections(make_teacher: Make, init: str, copied: str) -> None:
     teacher = make_teacher(num_key_value_heads=4)
