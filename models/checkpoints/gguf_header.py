@@ -7,11 +7,13 @@ Only transformers' tokenizers need these values, and read them with functions of
 import functools
 import struct
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
 import gguf
 import numpy as np
+import torch
 from gguf import GGUFReader, GGUFValueType
 from gguf.constants import GGML_QUANT_SIZES
 from transformers import modeling_gguf_pytorch_utils
@@ -106,7 +108,8 @@ def _header(path: str) -> HeaderReader:
 
 
 def in_chunks(dequantize: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """`gguf.dequantize` of chunks of many rows, to the same values; it takes 16 rows at a time."""
+    """`gguf.dequantize` of chunks of many rows, on torch's number of threads, to the same values; it takes 16
+    rows at a time."""
 
     def values(data: Any, kind: Any) -> Any:
         block, size = GGML_QUANT_SIZES[kind]
@@ -116,9 +119,13 @@ def in_chunks(dequantize: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any
         # No value depends on those of another block, and a row is a number of whole blocks.
         blocks, step = stored.reshape(-1, size), CHUNK // block
         found = np.empty((len(blocks), block), dtype=np.float32)
-        for start in range(0, len(blocks), step):
+
+        def fill(start: int) -> None:
             row = blocks[start : start + step].reshape(1, -1)
             found[start : start + step] = dequantize(row, kind).reshape(-1, block)
+
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+            list(pool.map(fill, range(0, len(blocks), step)))
         return found.reshape(*data.shape[:-1], data.shape[-1] // size * block)
 
     return values
