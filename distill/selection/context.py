@@ -184,8 +184,7 @@ class SelectionContext:
         """The teacher on the device, without students."""
         student = self.recipe.student.model_copy(update={"mixers": []})
         recipe = self.recipe.model_copy(update={"student": student})
-        check_recipe(recipe)
-        models = build_models(recipe, self.device)
+        models = build_models(recipe, self.device, tokenizer=check_recipe(recipe))
         if models.teacher is not None:
             set_attention(models.teacher, "sdpa")
         return models

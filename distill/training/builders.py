@@ -139,11 +139,17 @@ def resolve_precision(recipe: Recipe, device: torch.device) -> str:
 
 
 def build_models(
-    recipe: Recipe, device: torch.device, *, world_size: int = 1, share_frozen: bool = False
+    recipe: Recipe,
+    device: torch.device,
+    *,
+    tokenizer: Any = None,
+    world_size: int = 1,
+    share_frozen: bool = False,
 ) -> TrainingModels:
     """Load or build all models of a recipe.
 
     Args:
+        tokenizer: that of the recipe, for callers that have loaded it.
         world_size: processes that can share the models; see `is_sharded`.
         share_frozen: see `Placement`; for callers that train what the recipe's stages do, and nothing else. A
             teacher that none of these runs is then read for the weights of new students only.
@@ -163,9 +169,9 @@ def build_models(
         kind = Sharded if is_sharded(recipe, num_params, world_size) else Placement
         return kind(recipe, device, dtype, share_frozen=share_frozen)
 
+    tokenizer = load_recipe_tokenizer(recipe) if tokenizer is None else tokenizer
     architecture = recipe.architecture
     if architecture is not None:
-        tokenizer = load_architecture_tokenizer(architecture)
         config = architecture_config(architecture, tokenizer)
         placement = place(ModelCost.of(config).num_params)
         model = placement.random(partial(_random_model, config), recipe.seed)
@@ -176,13 +182,17 @@ def build_models(
 
     first = recipe.teacher or next(iter(recipe.student.initial_checkpoints.values()))
     placement = place(count_parameters(first))
-    teacher, tokenizer, teacher_lineage = None, None, None
+    teacher, teacher_lineage = None, None
     runs_teacher = not share_frozen or recipe.loads_teacher
     if recipe.teacher is not None:
         is_read = runs_teacher or set(recipe.labels) - set(recipe.student.initial_checkpoints)
-        loaded = placement.open(recipe.teacher) if is_read else describe_checkpoint(recipe.teacher)
+        loaded = (
+            placement.open(recipe.teacher)
+            if is_read
+            else describe_checkpoint(recipe.teacher, with_tokenizer=False)
+        )
         _check_selection(recipe, loaded.weights_id)
-        teacher, tokenizer = placement.stored(loaded) if is_read else None, loaded.tokenizer
+        teacher = placement.stored(loaded) if is_read else None
         teacher_lineage = {
             "path": recipe.teacher,
             "weights_id": loaded.weights_id,
@@ -196,7 +206,6 @@ def build_models(
         if path is not None:
             checkpoint = placement.open(path)
             ancestors[label], built[label] = chain(checkpoint), placement.stored(checkpoint)
-            tokenizer = tokenizer or checkpoint.tokenizer
         else:
             built[label] = _new_student(placement, recipe, label, teacher)
     students = {label: placement.student(model) for label, model in built.items()}

@@ -59,10 +59,10 @@ class Placement:
         self._share_frozen = share_frozen
 
     def open(self, path: str) -> Any:
-        """A checkpoint, with its tokenizer, lineage and weights_id."""
+        """A checkpoint, with its lineage and weights_id."""
         from evalsuite.models import load_checkpoint
 
-        return load_checkpoint(path, dtype="float32")
+        return load_checkpoint(path, dtype="float32", with_tokenizer=False)
 
     def stored(self, checkpoint: Any) -> Any:
         """The model of a checkpoint."""
@@ -127,7 +127,7 @@ class Sharded(Placement):
     def open(self, path: str) -> Any:
         from evalsuite.models import describe_checkpoint
 
-        return describe_checkpoint(path)
+        return describe_checkpoint(path, with_tokenizer=False)
 
     def stored(self, checkpoint: Any) -> Any:
         from evalsuite.models.checkpoints.streaming import StoredWeights

@@ -238,6 +238,7 @@ def _train(
             models = build_models(
                 resolve_checkpoints(trained, out),
                 process_group.device,
+                tokenizer=tokenizer,
                 world_size=process_group.world_size,
                 share_frozen=True,
             )

@@ -41,6 +41,7 @@ class Checkpoint:
     """As given by the user."""
     model: "PreTrainedModel"
     tokenizer: Any
+    """None if loaded without."""
     weights_id: str
     lineage: dict[str, Any] = field(default_factory=dict)
     """Provenance: the `lineage.json` in a student's folder; empty for a teacher."""
@@ -80,6 +81,7 @@ def load_checkpoint(
     trust_remote_code: bool = False,
     label: str | None = None,
     as_decoder: bool = True,
+    with_tokenizer: bool = True,
 ) -> Checkpoint:
     """Load a model for inference (eval mode).
 
@@ -92,6 +94,7 @@ def load_checkpoint(
         label: name in reports; derived from the path by default.
         as_decoder: load a teacher of a supported family as our decoder, with `softmax` in every layer; false:
             as transformers' own model.
+        with_tokenizer: false: without the tokenizer, for a caller that has it (see `load_outline`).
 
     Raises:
         CheckpointError: missing, truncated, pickled, of another schema, in need of remote code, with a
@@ -109,8 +112,8 @@ def load_checkpoint(
             torch_dtype = torch.float32 if torch_dtype == "auto" else torch_dtype
         original = weights_id(location.path)
         # The tokenizer and the model read it as well, with errors that do not name it.
-        _load(AutoConfig, location, trust_remote_code)
-        tokenizer = _load_tokenizer(location, trust_remote_code)
+        config = _load(AutoConfig, location, trust_remote_code)
+        tokenizer = _load_tokenizer(location, trust_remote_code, config) if with_tokenizer else None
         model, report = _load(
             AutoModelForCausalLM,
             location,
@@ -130,8 +133,6 @@ def load_checkpoint(
         for owner, name in ((model.config, "quantization_config"), (model, "hf_quantizer")):
             if hasattr(owner, name):
                 delattr(owner, name)
-    highest = max(tokenizer.get_vocab().values(), default=-1)
-    _check_tokenizer(location.source, highest, model.get_input_embeddings().weight.shape[0])
     checkpoint = Checkpoint(
         label=label or _label(location),
         path=str(path),
@@ -215,12 +216,11 @@ def describe_checkpoint(
             tokenizer, tokens = None, location.header.num_tokens
             if not tokens:
                 raise CheckpointError(f"{location.source}: it has no tokenizer")
-            highest = tokens - 1
+            _check_tokenizer(location, tokens - 1, config)
         else:
-            tokenizer = _load_tokenizer(location, trust_remote_code)
-            tokens, highest = len(tokenizer), max(tokenizer.get_vocab().values(), default=-1)
+            tokenizer = _load_tokenizer(location, trust_remote_code, config)
+            tokens = len(tokenizer)
         parameters = _parameters(location)
-    _check_tokenizer(location.source, highest, config.get_text_config().vocab_size)
     original = weights_id(location.path)
     return CheckpointInfo(
         label=_label(location),
@@ -252,7 +252,8 @@ def _check_states(config: PreTrainedConfig, location: Location) -> None:
 def load_outline(path: str | Path) -> tuple[Any, Any]:
     """The config and tokenizer of a checkpoint, whose weights are not read. Raises as `load_checkpoint`."""
     with _opened(path) as location:
-        return _load(AutoConfig, location, False), _load_tokenizer(location, False)
+        config = _load(AutoConfig, location, False)
+        return config, _load_tokenizer(location, False, config)
 
 
 def count_parameters(path: str | Path) -> int:
@@ -327,10 +328,18 @@ def _load(kind: Any, location: Location, trust_remote_code: bool, **arguments: A
     return loaded
 
 
-def _load_tokenizer(location: Location, trust_remote_code: bool) -> Any:
+def _load_tokenizer(location: Location, trust_remote_code: bool, config: PreTrainedConfig) -> Any:
     """The checkpoint's tokenizer, of which the caller is the only owner. Raises as `load_checkpoint`."""
     if location.header is None:
-        return whole_texts(_load(AutoTokenizer, location, trust_remote_code))
+        tokenizer = whole_texts(_load(AutoTokenizer, location, trust_remote_code))
+    else:
+        tokenizer = _derive_tokenizer(location, trust_remote_code)
+    _check_tokenizer(location, max(tokenizer.get_vocab().values(), default=-1), config)
+    return tokenizer
+
+
+def _derive_tokenizer(location: Location, trust_remote_code: bool) -> Any:
+    """The tokenizer of a GGUF file."""
     derived: list[Any] = []
 
     def derive() -> bytes:
@@ -354,12 +363,13 @@ _FILES = {
 """What `_load` reads."""
 
 
-def _check_tokenizer(source: str, highest: int, rows: int) -> None:
+def _check_tokenizer(location: Location, highest: int, config: PreTrainedConfig) -> None:
     """Require an embedding for every token id; embeddings may be padded beyond the vocabulary."""
+    rows = config.get_text_config().vocab_size
     if highest >= rows:
         raise CheckpointError(
-            f"{source}: the tokenizer has token id {highest}, but the model has only {rows} embeddings; "
-            "the tokenizer belongs to another model"
+            f"{location.source}: the tokenizer has token id {highest}, but the model has only {rows} "
+            "embeddings; the tokenizer belongs to another model"
         )
 
 

@@ -1,5 +1,7 @@
 """What is checked while models are built, before training starts."""
 
+import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from evalsuite.distill.training.builders import build_models, check_recipe
-from evalsuite.foundation import ConfigError
+from evalsuite.foundation import CheckpointError, ConfigError
 from evalsuite.foundation.dependencies import missing_dependency
 
 CPU = torch.device("cpu")
@@ -89,3 +91,24 @@ def test_states_of_8_bits_name_their_extra(
         build_models(recipe, CPU)
     refusal = missing_dependency(caught.value, "distill")
     assert str(refusal) == "package 'torchao' is not installed: pip install 'evalsuite[lowbit]'"
+
+
+def test_a_tokenizer_that_was_loaded_is_not_loaded_again(
+    teacher_folder: Path, small_recipe: Any, stage: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = small_recipe(teacher_folder, stages=[stage("kd", "kd")])
+    tokenizer = check_recipe(recipe)
+    monkeypatch.delattr("evalsuite.models.checkpoints.load._load_tokenizer")
+    assert build_models(recipe, CPU, tokenizer=tokenizer).tokenizer is tokenizer
+
+
+def test_a_tokenizer_of_another_model_is_refused_before_weights_are_read(
+    teacher_folder: Path, small_recipe: Any, stage: Any, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(teacher_folder, tmp_path / "other")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 50}))
+    with pytest.raises(
+        CheckpointError, match=r"other: the tokenizer has token id \d+, but the model has only 50"
+    ):
+        check_recipe(small_recipe(folder, stages=[stage("kd", "kd")]))
