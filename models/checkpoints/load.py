@@ -6,6 +6,7 @@ import math
 import pickle
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -104,13 +105,14 @@ def load_checkpoint(
     torch_dtype = getattr(torch, dtype, None) if isinstance(dtype, str) and dtype != "auto" else dtype
     if torch_dtype != "auto" and not isinstance(torch_dtype, torch.dtype):
         raise CheckpointError(f"dtype '{dtype}' is not a torch dtype; try auto, float32 or bfloat16")
-    with _opened(path, variants=as_decoder) as location:
+    with _opened(path, variants=as_decoder) as location, ThreadPoolExecutor(1) as pool:
         extra = {}
         if location.gguf is not None:
             # Dequantize on every machine: with a suitable kernel transformers would keep the blocks packed.
             extra["quantization_config"] = GgufConfig(dequantize=True)
             torch_dtype = torch.float32 if torch_dtype == "auto" else torch_dtype
-        original = weights_id(location.path)
+        # Hashing a file needs neither the interpreter nor what is read here.
+        hashed = pool.submit(weights_id, location.path)
         # The tokenizer and the model read it as well, with errors that do not name it.
         config = _load(AutoConfig, location, trust_remote_code)
         tokenizer = _load_tokenizer(location, trust_remote_code, config) if with_tokenizer else None
@@ -122,6 +124,7 @@ def load_checkpoint(
             output_loading_info=True,
             **extra,
         )
+        original = hashed.result()
     missing = sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"])
     if missing:
         raise CheckpointError(
