@@ -132,7 +132,7 @@ class SelectionContext:
         self.recipe = recipe.model_copy(update={"student": student})
         self.process_group = ProcessGroup(device)
         self.device = self.process_group.device
-        self.info = describe_checkpoint(recipe.teacher)
+        self.info = describe_checkpoint(recipe.teacher, with_tokenizer=False)
         kind = self.info.config.model_type
         if kind not in FAMILIES:
             raise ConfigError(

@@ -296,14 +296,14 @@ def _config(path: str) -> Any:
     from transformers import LlamaConfig
 
     from evalsuite.foundation import EvalsuiteError
-    from evalsuite.models.checkpoints.load import load_outline
+    from evalsuite.models.checkpoints.load import load_config
 
     known = read_yaml(MODEL_SHAPES)
     model, _, _ = path.partition("@")
     if model in known:
         return LlamaConfig(**{"tie_word_embeddings": True, **known[model]})
     try:
-        return load_outline(path)[0]
+        return load_config(path)
     except EvalsuiteError as error:
         raise ConfigError(f"the shape of '{path}' is not available{nearest(path, known)} ({error})") from None
 

@@ -252,6 +252,12 @@ def _check_states(config: PreTrainedConfig, location: Location) -> None:
         raise CheckpointError(f"{location.name}: {error}") from error
 
 
+def load_config(path: str | Path) -> Any:
+    """The config of a checkpoint, of which nothing else is read. Raises as `load_checkpoint`."""
+    with _opened(path) as location:
+        return _load(AutoConfig, location, False)
+
+
 def load_outline(path: str | Path) -> tuple[Any, Any]:
     """The config and tokenizer of a checkpoint, whose weights are not read. Raises as `load_checkpoint`."""
     with _opened(path) as location:

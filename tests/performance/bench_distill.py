@@ -31,7 +31,7 @@ from evalsuite.distill.training.distributed import ProcessGroup
 from evalsuite.distill.training.provenance import package_versions
 from evalsuite.foundation import write_json, write_text
 from evalsuite.foundation.parser import Parser
-from evalsuite.models.checkpoints.load import load_outline
+from evalsuite.models.checkpoints.load import load_config
 from tests.performance.distill_accuracy import check_accuracy, failures
 from tests.performance.distill_profile import profile, profile_table
 from tests.performance.distill_steps import Bench, Timing
@@ -165,7 +165,7 @@ def teacher_config(path: str) -> PreTrainedConfig:
     """Config of a teacher: that of a checkpoint, or a config.json."""
     if path.endswith(".json"):
         return AutoConfig.from_pretrained(path)
-    config: PreTrainedConfig = load_outline(path)[0]
+    config: PreTrainedConfig = load_config(path)
     return config
 
 

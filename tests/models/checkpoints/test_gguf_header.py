@@ -16,7 +16,7 @@ from evalsuite.foundation import CheckpointError
 from evalsuite.models import describe_checkpoint, load_checkpoint
 from evalsuite.models.checkpoints import gguf_header
 from evalsuite.models.checkpoints.gguf_header import HeaderReader, header_parsed_once, in_chunks
-from evalsuite.models.checkpoints.load import count_parameters, load_outline
+from evalsuite.models.checkpoints.load import count_parameters, load_config, load_outline
 
 TOKEN_LIST = "tokenizer.ggml.tokens"
 TOKENS = ["<unk>", "", "naïve", "漢字", "a b"]
@@ -154,6 +154,7 @@ def test_a_process_parses_a_file_once(model: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(transformers_reader, "_read_metadata", counted(transformers_reader._read_metadata))
     for _ in range(2):
         count_parameters(model)
+        load_config(model)
         load_outline(model)
         describe_checkpoint(model, with_tokenizer=False)
         describe_checkpoint(model)
