@@ -79,7 +79,7 @@ class Placement:
         from evalsuite.models import build_student
 
         # On its way to another device it is copied anyway.
-        return build_student(teacher, mixers, share=self._device != teacher.device, **settings)
+        return build_student(teacher, mixers, share=self._device.type != teacher.device.type, **settings)
 
     def config(self, model: Any) -> Any:
         """Its config."""

@@ -112,3 +112,24 @@ def test_a_tokenizer_of_another_model_is_refused_before_weights_are_read(
         CheckpointError, match=r"other: the tokenizer has token id \d+, but the model has only 50"
     ):
         check_recipe(small_recipe(folder, stages=[stage("kd", "kd")]))
+
+
+ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=ON_GPU)])
+def test_models_share_no_weights_on_their_device(
+    teacher_folder: Path, small_recipe: Any, stage: Any, device: str
+) -> None:
+    """New students do until then, and have the same weights on every device."""
+    student = {"mixers": ["gla", "gated_deltanet"], "softmax_layers": [1]}
+    recipe = small_recipe(teacher_folder, student=student, precision="fp32", stages=[stage("kd", "kd")])
+    wanted, found = (build_models(recipe, torch.device(kind)) for kind in ("cpu", device))
+    pointers: list[int] = []
+    for label, model in [*found.students.items(), ("teacher", found.teacher)]:
+        theirs = wanted.teacher if label == "teacher" else wanted.students[label]
+        for (name, mine), other in zip(model.named_parameters(), theirs.parameters(), strict=True):
+            assert mine.device.type == device
+            assert torch.equal(mine.cpu(), other), (label, name)
+            pointers.append(mine.data_ptr())
+    assert len(set(pointers)) == len(pointers)
