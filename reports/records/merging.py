@@ -115,6 +115,15 @@ class MergedPlan:
         """The weights_id of every planned checkpoint, whether it is selected or not."""
         return frozenset(checkpoint.weights_id for plan in self.plans for checkpoint in plan.checkpoints)
 
+    def has_plan_of(self, weights_id: str, fingerprint: str) -> bool:
+        """Whether a plan has a checkpoint, selected or not, with such score rows."""
+        return any(
+            checkpoint.weights_id == weights_id
+            and (not checkpoint.fingerprints or fingerprint in checkpoint.fingerprints)
+            for plan in self.plans
+            for checkpoint in plan.checkpoints
+        )
+
     def planned_cells(self) -> frozenset[tuple[int, CellKey]]:
         """(checkpoint, cell) for every cell that a checkpoint reads in one of its runs."""
         return frozenset((who, key) for who, key, limit in self._cells() if limit.reads(key[2]))

@@ -187,9 +187,10 @@ def _of_known_checkpoints(
     frame = frame.merge(pairs, "left", identity)
     unknown = frame["checkpoint"].isna()
     # Checkpoints of the plans that are not selected are left out on purpose.
-    strangers = sorted(set(frame.loc[unknown, "weights_id"].unique()) - merged.weights)
+    left_out = pairs.loc[pairs["checkpoint"].isna(), identity].itertuples(index=False, name=None)
+    strangers = sorted(pair for pair in left_out if not merged.has_plan_of(*pair))
     if strangers:
-        who = ", ".join(strangers)
+        who = ", ".join(f"{weights_id} with fingerprint {name}" for weights_id, name in strangers)
         log.warnings.append(
             f"{source.benchmark.title}: score rows of weights_id {who} belong to no plan and are ignored."
         )

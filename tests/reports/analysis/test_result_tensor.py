@@ -93,6 +93,20 @@ def test_runs_are_merged_by_weights_id(tmp_path: Path) -> None:
     assert tensor.warnings == ()
 
 
+@pytest.mark.parametrize("stated", [None, ["0" * 16]])
+def test_scores_of_no_plan_are_named(tmp_path: Path, stated: list[str] | None) -> None:
+    """Those of weights that it has not, and those of another fingerprint than it states."""
+    run = two(tmp_path, ("teacher", "gla", "stray"))
+    plan = read_json(run / "run.json")
+    stray = plan["checkpoints"].pop()
+    if stated:
+        plan["checkpoints"].append(stray | {"fingerprints": stated})
+    write_json(run / "run.json", plan)
+    said = [each for each in load_result_tensor([run]).warnings if "belong to no plan" in each]
+    assert said
+    assert all(f"weights_id {stray['weights_id']} with fingerprint" in each for each in said)
+
+
 def test_contradicting_scores_are_refused(tmp_path: Path) -> None:
     one, other = two(tmp_path / "one"), two(tmp_path / "other")
     edit(other, "facts", "loglikelihood", lambda row: row | {"values": {"acc": 1 - row["values"]["acc"]}})
