@@ -26,6 +26,8 @@ from evalsuite.models.checkpoints.once_per_file import once_per_file
 CHUNK = 2**18
 """Values that are dequantized at a time: a few of gguf's intermediate arrays of them fit in a cache."""
 
+TRUNCATED = "the header is truncated"
+
 LISTED = 4096
 """Values of the longest array that is read; those of a config have a value per layer."""
 
@@ -58,14 +60,17 @@ class HeaderReader(GGUFReader):
         header, end = self.data.data, start
         if kind == GGUFValueType.STRING:
             length_of = struct.Struct(f"{self._get(start, np.uint64, 0).dtype.byteorder}Q").unpack_from
-            for _ in range(count):
-                end += 8 + length_of(header, end)[0]
+            try:
+                for _ in range(count):
+                    end += 8 + length_of(header, end)[0]
+            except struct.error:
+                raise ValueError(TRUNCATED) from None
         elif (dtype := self.gguf_scalar_to_np.get(kind)) is not None:
             end += count * np.dtype(dtype).itemsize
         else:
             raise ValueError(f"the header has an array of {kind.name}, which cannot be read")
         if end > len(header):
-            raise ValueError("the header is truncated")
+            raise ValueError(TRUNCATED)
         return end
 
 
