@@ -6,7 +6,6 @@ begin with the prefix token gets no second one before its windows of perplexity,
 after a BOS (its issue 3333).
 """
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,15 +18,13 @@ from evalsuite.models.checkpoints.tokenizers import (
     whole_texts,
 )
 from evalsuite.models.inference.requests import ScoreRequest
-from evalsuite.protocols.word_splits import splits_words
+from evalsuite.protocols.word_splits import word_start
 
 Tokens = tuple[int, ...]
 
 CHUNK = 1024
 """Texts per tokenizer call; a tokenizer holds more of every token than its id until it returns."""
 
-_WORD = re.compile(r"(?<=[A-Za-z]) (?=[A-Za-z])")
-"""Where a word starts that follows another one."""
 _TAIL = 256
 """Last characters of a context in which its last word is searched."""
 
@@ -51,7 +48,7 @@ class Encoder:
         self.prefix_token_id = prefix
         self._prefix = prefix_text(tokenizer)
         self._backend = backend_of(tokenizer)
-        self._splits_words = self._backend is not None and splits_words(self._backend)
+        self._word_start = None if self._backend is None else word_start(self._backend)
 
     def encode(self, texts: Sequence[str]) -> dict[str, Tokens]:
         """Return the tokens of each distinct text, with special tokens."""
@@ -99,7 +96,7 @@ class Encoder:
         encode = self._encode_with_prefix if add_bos_token else self.encode
         contexts = encode([context for context, _ in moved if context])
         bare = self.encode_bare([continuation for context, continuation in moved if not context])
-        words = self._last_words(contexts) if self._splits_words else {}
+        words = self._last_words(contexts)
         found = []
         for start in range(0, len(moved), CHUNK):
             chunk = moved[start : start + CHUNK]
@@ -132,11 +129,14 @@ class Encoder:
         without, so that the rest of a long context is not encoded again for each of its continuations.
         Contexts without two words at their end, or with special tokens behind them, are left out.
         """
+        if self._word_start is None:
+            return {}
         starts = {}
         for context in contexts:
             # A context that is shorter could become the prefix token together with its continuation.
             if len(context) >= len(self._prefix):
-                places = [match.start() for match in _WORD.finditer(context, max(0, len(context) - _TAIL))]
+                tail = max(0, len(context) - _TAIL)
+                places = [match.start() for match in self._word_start.finditer(context, tail)]
                 if places:
                     starts[context] = context[places[-1] :]
         encoded = self.encode_bare(list(starts.values()))

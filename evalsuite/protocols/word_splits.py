@@ -21,33 +21,43 @@ WORD_SPLITS = (
 )
 """Patterns of which no match contains two letters with a space between them, so that they split there."""
 
+WITH_SPACE = re.compile(r"(?<=[A-Za-z]) (?=[A-Za-z])")
+WITHOUT_SPACE = re.compile(r"(?<=[A-Za-z] )(?=[A-Za-z])")
+"""Where a word starts that follows another one: at the space between them, or behind it."""
+
 _SPACE = "▁"
 """What SentencePiece writes for a space."""
+_REPLACE = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
+_PREPEND = {"type": "Prepend", "prepend": _SPACE}
 _CROSSING = re.compile(f"[A-Za-z][ {_SPACE}]")
 
 
-def splits_words(backend: Any) -> bool:
-    """Return whether a tokenizer treats what follows a word as if nothing was before it.
+def word_start(backend: Any) -> re.Pattern[str] | None:
+    """Return where a text can be cut so that a tokenizer encodes the rest as if it was still whole.
 
-    That is, whether it always splits between a letter and a space with a letter behind it, and encodes both
-    sides by themselves. A tokenizer of SentencePiece splits nowhere, but merges across no place that none of
-    its tokens contains.
+    That is, between words, if it always splits between a letter and a space with a letter behind it, and
+    encodes both sides by themselves. A tokenizer of SentencePiece splits nowhere, but merges across no place
+    that none of its tokens contains; one that puts a space before every text gets a rest without its own.
 
     Args:
         backend: a `tokenizers.Tokenizer`.
+
+    Returns:
+        `WITH_SPACE`, `WITHOUT_SPACE`, or None if there is no such place.
     """
     model = backend.model
     if type(model) is not BPE or model.dropout:
-        return False
+        return None
     # Added tokens are found before the text is split, and these could reach over the place.
     added = backend.get_added_tokens_decoder().values()
     if any(" " in each.content or each.lstrip or each.rstrip or each.single_word for each in added):
-        return False
+        return None
     normalizer, before = _stated(backend.normalizer), _stated(backend.pre_tokenizer)
     steps = before["pretokenizers"] if before and before["type"] == "Sequence" else [before]
-    if _replaces_spaces(normalizer, steps):
-        return _merges_within_words(backend)
-    return _keeps_words(normalizer) and all(map(_keeps_places, steps)) and any(map(_splits_words, steps))
+    if start := _start_of_sentencepiece(normalizer, steps):
+        return start if _merges_within_words(backend) else None
+    splits = _keeps_words(normalizer) and all(map(_keeps_places, steps)) and any(map(_splits_words, steps))
+    return WITH_SPACE if splits else None
 
 
 def _stated(part: Any) -> Any:
@@ -55,14 +65,17 @@ def _stated(part: Any) -> Any:
     return None if part is None else json.loads(part.__getstate__())
 
 
-def _replaces_spaces(normalizer: Any, steps: list[Any]) -> bool:
-    """Whether each space, and nothing else before a text that begins with one, becomes SentencePiece's."""
-    if normalizer == {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}:
-        # A step that splits at spaces finds none.
-        return all(
-            step is None or (step["type"] == "Split" and step["pattern"] == {"String": " "}) for step in steps
-        )
-    return normalizer is None and [step and step.get("replacement") for step in steps] == [_SPACE]
+def _start_of_sentencepiece(normalizer: Any, steps: list[Any]) -> re.Pattern[str] | None:
+    """Where words start for a tokenizer that writes each space as SentencePiece does; None for another."""
+    if normalizer is None:
+        # Metaspace puts no space before a text that begins with one.
+        return WITH_SPACE if [step and step.get("replacement") for step in steps] == [_SPACE] else None
+    if not all(step is None or step.get("pattern") == {"String": " "} for step in steps):
+        return None
+    # A step that splits at spaces finds none any more.
+    if normalizer == {"type": "Sequence", "normalizers": [_PREPEND, _REPLACE]}:
+        return WITHOUT_SPACE
+    return WITH_SPACE if normalizer == _REPLACE else None
 
 
 def _merges_within_words(backend: Any) -> bool:

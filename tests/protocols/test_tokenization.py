@@ -168,6 +168,7 @@ REPLACE = normalizers.Replace(" ", "▁")
 SENTENCEPIECE = {
     "Gemma": (REPLACE, pre_tokenizers.Split(" ", "merged_with_previous")),
     "no splits": (REPLACE, None),
+    "Llama 2": (normalizers.Sequence([normalizers.Prepend("▁"), REPLACE]), None),
     "Metaspace": (None, pre_tokenizers.Metaspace(prepend_scheme="first", split=False)),
     "Metaspace, splits": (None, pre_tokenizers.Metaspace(prepend_scheme="always")),
 }
@@ -195,8 +196,8 @@ def test_ends_of_contexts_encode_as_whole_texts_do(
 ) -> None:
     pairs = [(start + context, each) for each in continuations for start in ("", "one cat and the other ")]
     encoder, whole = Encoder(splitting), Encoder(splitting)
-    assert encoder._splits_words
-    whole._splits_words, whole._backend = False, None
+    assert encoder._word_start
+    whole._word_start, whole._backend = None, None
     for add_bos_token in (False, True):
         found = [each.pairs(pairs, add_bos_token=add_bos_token) for each in (whole, encoder)]
         assert found[0] == found[1]
@@ -233,13 +234,14 @@ def test_long_contexts_are_encoded_once(splitting: PreTrainedTokenizerFast) -> N
         ),
         sentencepiece(REPLACE, None, across=True),
         sentencepiece(REPLACE, None, ignore_merges=True),
-        sentencepiece(normalizers.Sequence([normalizers.Prepend("▁"), REPLACE]), None),
+        sentencepiece(normalizers.Prepend("▁"), None),
+        sentencepiece(normalizers.Sequence([REPLACE, normalizers.Prepend("▁")]), pre_tokenizers.Digits()),
         sentencepiece(None, pre_tokenizers.Metaspace(replacement="_")),
     ],
 )
 def test_tokenizers_that_read_over_words_encode_whole_texts(tokenizer: PreTrainedTokenizerFast) -> None:
     encoder = Encoder(tokenizer)
-    assert not encoder._splits_words
+    assert encoder._word_start is None
     reference = Reference(tokenizer)
     pairs = [("one cat and a", " cat too"), ("the cat", "s are there"), ("the<y> cat", " sat")]
     reference.loglikelihood(instances(pairs), disable_tqdm=True)
