@@ -56,6 +56,12 @@ class HeaderReader(GGUFReader):
         parts: tuple[int, list[Any], list[int], list[Any]] = super()._get_field_parts(orig_offs, raw_type)
         return parts
 
+    def _build_tensors(self, start_offs: int, fields: list[Any]) -> None:
+        try:
+            super()._build_tensors(start_offs, fields)
+        except ValueError as error:
+            raise ValueError(f"the tensors that it describes are truncated ({error})") from None
+
     def _end_of_values(self, start: int, kind: GGUFValueType, count: int) -> int:
         header, end = self.data.data, start
         if kind == GGUFValueType.STRING:
