@@ -192,6 +192,8 @@ class CompileWorkers:
         """End the processes, also those in the middle of a kernel."""
         for process in self._processes:
             process.kill()
+        # All at once: to free what one has imported takes 60 ms.
+        for process in self._processes:
             process.wait()
         for slot in self._slots:
             slot.close()
