@@ -2,11 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
-from tests.performance.bench_engine import PHASES, compare, part, table, workloads
+from tests.performance import bench_engine
+from tests.performance.bench_engine import PHASES, Workload, compare, part, run_hflm, table, workloads
 
 
 @pytest.mark.long
@@ -30,6 +33,28 @@ def test_a_part_has_complete_documents(build: Callable[..., Any]) -> None:
     hellaswag, _, generation = workloads(build("llama").tokenizer, scale=0.005)
     assert len(part(hellaswag, 0.3).pairs) == 12
     assert len(part(generation, 0.5).prompts) == 2
+
+
+@pytest.mark.parametrize(("fitting", "tried"), [(2, [8, 4, 2]), (0, [8, 4, 2, 1])])
+def test_a_batch_of_hflm_that_does_not_fit_is_halved(
+    fitting: int, tried: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+
+    def run(lm: Any, workload: Workload) -> list[Any]:
+        sizes.append(lm.batch_size_per_gpu)
+        if lm.batch_size_per_gpu > fitting:
+            raise torch.OutOfMemoryError("no memory")
+        return [workload.name]
+
+    monkeypatch.setattr(bench_engine, "_run_hflm", run)
+    lm = SimpleNamespace(batch_size_per_gpu=8)
+    if fitting:
+        assert run_hflm(lm, Workload("mmlu")) == ["mmlu"]
+    else:
+        with pytest.raises(torch.OutOfMemoryError):
+            run_hflm(lm, Workload("mmlu"))
+    assert sizes == tried
 
 
 def test_phases_of_the_profile_exist() -> None:
