@@ -60,7 +60,7 @@ class HeaderReader(GGUFReader):
         try:
             super()._build_tensors(start_offs, fields)
         except ValueError as error:
-            raise ValueError(f"the tensors that it describes are truncated ({error})") from None
+            raise ValueError(f"the tensors behind it are damaged or cut off ({error})") from None
 
     def _end_of_values(self, start: int, kind: GGUFValueType, count: int) -> int:
         header, end = self.data.data, start

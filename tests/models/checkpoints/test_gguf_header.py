@@ -194,7 +194,7 @@ def test_a_tokenizer_is_derived_again_from_a_file_that_changed(model: Path) -> N
 
 @pytest.mark.parametrize(
     ("share", "reason"),
-    [(0.02, ""), (0.1, ""), (0.5, ""), (0.9, "the tensors that it describes are truncated")],
+    [(0.02, ""), (0.1, ""), (0.5, ""), (0.9, "the tensors behind it are damaged or cut off")],
 )
 def test_a_truncated_file_is_refused_by_name(file: Path, share: float, reason: str) -> None:
     whole = file.read_bytes()
