@@ -4,7 +4,7 @@
 #
 #     GPUS="0 1" WORKERS=2 host.sh start bash code/reports/studies/long_stage.sh REQUESTS
 #
-# Other runs and students: SEEDS="0 1" STUDENTS="kda-local"
+# Other runs and students: SEEDS="0 1" STUDENTS="kda-local". A further seed can follow, in the same folder.
 set -euo pipefail
 requests=$1 gpus=(${GPUS:-0}) seeds=(${SEEDS:-0}) lengths=(${LENGTHS:-32k 8k 1k}) students=(${STUDENTS:-kda-local kda})
 
@@ -37,9 +37,11 @@ spread "${branches[@]}"
 
 # A run needs a name for each student.
 mkdir -p long-students
-for folder in long-prefix-* long-late-*; do
-  cp "$folder/metrics.jsonl" "out/$folder.jsonl"
-  for student in "${students[@]}"; do mv "$folder/$student" "long-students/${folder#long-}-$student"; done
+for seed in "${seeds[@]}"; do
+  for folder in "long-prefix-$seed" long-late-*-"$seed"; do
+    cp "$folder/metrics.jsonl" "out/$folder.jsonl"
+    for student in "${students[@]}"; do mv "$folder/$student" "long-students/${folder#long-}-$student"; done
+  done
 done
 python3 -m evalsuite run --out "$requests" --infer-only --no-cache --checkpoint teacher-gemma long-students \
   ${WORKERS:+--executor-args num_workers=$WORKERS workers_per_gpu=$((WORKERS / ${#gpus[@]}))} --export-shard out/long-stage.tar.xz > out/long-stage-respond.log 2>&1

@@ -19,7 +19,7 @@ pytest.importorskip("fla")
 @pytest.mark.parametrize(("length", "packed"), itertools.product([2048, 63], [False, True]))
 @pytest.mark.parametrize("rule", ["generalized", "two keys"])
 @pytest.mark.parametrize("decay", ["none", "scalar", "channel"])
-@pytest.mark.parametrize("width", [32, 64, 128])
+@pytest.mark.parametrize("width", [32, 64, 128, 256])
 def test_dplr_matches_torch(
     monkeypatch: pytest.MonkeyPatch, decay: DecayShape, rule: str, width: int, length: int, packed: bool
 ) -> None:
