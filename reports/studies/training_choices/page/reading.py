@@ -229,9 +229,10 @@ def _cell(run: Path, benchmark: Benchmark, labels: Mapping[str, str]) -> _Cell:
 def _frame(run: Path, benchmark: Benchmark, protocol: str, labels: Mapping[str, str]) -> pd.DataFrame:
     """Columns run, key, value, outcome and, under generation, extracted."""
     metric = benchmark.protocols[protocol].metric  # type: ignore[index]  # the keys are these very texts
-    frame, _ = read_score_files(
-        score_paths(run, benchmark.name, protocol), [metric], extracted=protocol == "generation"
-    )
+    paths = score_paths(run, benchmark.name, protocol)
+    if not paths:
+        raise DataError(f"{run}: {benchmark.name} has no scores under {protocol}")
+    frame, _ = read_score_files(paths, [metric], extracted=protocol == "generation")
     found = pd.DataFrame(
         {
             "run": frame["checkpoint"].astype(str).map(labels),

@@ -416,3 +416,12 @@ def test_a_run_without_a_teacher_is_refused(
     run = make_run(tmp_path / "other", BENCHMARKS[:1], models)
     assert main([str(run), "--study", str(study[1]), "--out", str(tmp_path / "page")]) == 64
     assert "has 0 teachers" in capsys.readouterr().err
+
+
+def test_a_protocol_without_scores_is_refused(study: tuple[Path, Path], tmp_path: Path) -> None:
+    run = tmp_path / "unfinished"
+    shutil.copytree(study[0], run)
+    for path in (run / "scores").glob("needles.generation.*"):
+        path.unlink()
+    with pytest.raises(DataError, match="needles has no scores under generation"):
+        read_study(run, study[1], NAMES)
