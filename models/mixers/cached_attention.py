@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from evalsuite.models.mixers.interface import AttentionSpan
+from evalsuite.models.mixers.window_state import attend_with_state, runs_in_blocks
 from evalsuite.models.ops.attention import decode_attention
 from evalsuite.models.ops.numerics import soft_capped
 
@@ -55,7 +56,10 @@ class AttentionMasks:
 
     def get(self, span: AttentionSpan) -> Tensor | None:
         """Mask [R or 1, 1, T, L] for layers with this span; None for plain causal attention."""
-        if self._valid is None and (span.window is None or span.window >= self._keys.shape[1]):
+        if span.window is not None and span.window >= self._keys.shape[1]:
+            # Nothing is that far back.
+            span = AttentionSpan()
+        if self._valid is None and span.window is None:
             return None
         if span not in self._cache:
             self._cache[span] = self._build(span)
@@ -92,15 +96,31 @@ class AttentionMasks:
         Returns:
             [B, T, H, D], or un-padded [1, N, H, D].
         """
-        if self.decode_positions is not None and span.window is None and soft_cap is None:
-            step = query, key, value, self.decode_positions, scale or query.shape[-1] ** -0.5
+        if self.decode_positions is not None and soft_cap is None:
+            step = query, key, value, self.decode_positions, scale or query.shape[-1] ** -0.5, span.window
             if decode_attention.applies(*step):
                 return decode_attention(*step)
-        mask = self.get(span)
         if self.layout is None:
-            return grouped_attention(query, key, value, mask, scale, soft_cap)
-        padded = grouped_attention(self.layout.pad_heads(query), key, value, mask, scale, soft_cap)
-        return self.layout.unpad(padded)
+            return self._attend_padded(query, key, value, span, scale, soft_cap)
+        padded = self.layout.pad_heads(query)
+        return self.layout.unpad(self._attend_padded(padded, key, value, span, scale, soft_cap))
+
+    def _attend_padded(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        span: AttentionSpan,
+        scale: float | None,
+        soft_cap: float | None,
+    ) -> Tensor:
+        if self._valid is None and runs_in_blocks(span, query.shape[2]):
+            rows = (x.transpose(1, 2) for x in (query, key, value))
+            scale = scale or query.shape[-1] ** -0.5
+            return attend_with_state(
+                *rows, span=span, scale=scale, cap=soft_cap, state=None, token_mask=None
+            )[0]
+        return grouped_attention(query, key, value, self.get(span), scale, soft_cap)
 
 
 def grouped_attention(

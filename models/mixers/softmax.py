@@ -228,7 +228,7 @@ class SoftmaxMixer(Mixer):
         """Whether one kernel rotates keys and stores them in an engine's cache, instead of about fourteen."""
         shape = self.attention_shape
         plain = shape.rotary and shape.qk_norm != "all_heads" and shape.soft_cap is None
-        if not plain or self.span.window is not None or self.head_dim > 256 or self.head_dim % 2:
+        if not plain or self.head_dim > 256 or self.head_dim % 2:
             return False
         return rotate_and_store.has_kernel(self.q_proj.weight, *self._heads)
 
@@ -266,7 +266,15 @@ class SoftmaxMixer(Mixer):
         parent_keys, parent_values = parents
         parent_rows, lengths = masks.branches
         return branch_attention(
-            query, keys, values, parent_keys, parent_values, parent_rows, lengths, self.scaling
+            query,
+            keys,
+            values,
+            parent_keys,
+            parent_values,
+            parent_rows,
+            lengths,
+            self.scaling,
+            self.span.window,
         )
 
     def _attend_with_sinks(

@@ -37,6 +37,11 @@ def state_shapes(
     return {**shapes, "length": ()}
 
 
+def runs_in_blocks(span: AttentionSpan, length: int) -> bool:
+    """Whether `length` new tokens are attended to in blocks, in linear time."""
+    return span.window is not None and length > BLOCKED_FROM * span.window
+
+
 def attend_with_state(
     q: Tensor,
     k: Tensor,
@@ -69,7 +74,7 @@ def attend_with_state(
     call = _Call(span, span.window, scale, cap, real, positions, seen, state)
     queries, keys, values = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     new = call.next_state(keys, values)
-    if length > BLOCKED_FROM * span.window:
+    if runs_in_blocks(span, length):
         out = call.attend_in_blocks(queries, keys, values, new)
     else:
         out = call.attend(queries, keys, values)

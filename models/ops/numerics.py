@@ -3,6 +3,9 @@
 import torch
 from torch import Tensor
 
+NO_WINDOW = 2**30
+"""In a kernel, the number of latest keys that stands for all."""
+
 
 def upcast_fp32(x: Tensor) -> Tensor:
     """Cast to float32, the precision of all gates and norms; float64 stays."""

@@ -13,10 +13,10 @@ from evalsuite.models.ops.rotary import rotary
 
 def _decode_samples(draw: Draw, heads: int, kv_heads: int, width: int) -> Iterator[tuple[Any, ...]]:
     # Keys of one part, and of several.
-    for length in (70, 600):
+    for length, window in ((70, None), (600, None), (600, 300)):
         key, value = draw(2, 3, kv_heads, length, width)
         positions = torch.tensor([length - 1, 0, length // 2], device=key.device)
-        yield draw(3, heads, 1, width), key, value, positions, width**-0.5
+        yield draw(3, heads, 1, width), key, value, positions, width**-0.5, window
 
 
 @op(
@@ -28,7 +28,9 @@ def _decode_samples(draw: Draw, heads: int, kv_heads: int, width: int) -> Iterat
         samples=_decode_samples,
     )
 )
-def decode_attention(query: Tensor, key: Tensor, value: Tensor, positions: Tensor, scale: float) -> Tensor:
+def decode_attention(
+    query: Tensor, key: Tensor, value: Tensor, positions: Tensor, scale: float, window: int | None = None
+) -> Tensor:
     """Attention of one token per row over the keys up to its own position.
 
     Args:
@@ -36,22 +38,24 @@ def decode_attention(query: Tensor, key: Tensor, value: Tensor, positions: Tenso
         key, value: [R, H / groups, L, D], with any strides but a contiguous last axis.
         positions: int64 [R], index of the row's own key; keys behind it are not read.
         scale: factor on the products.
+        window: number of latest keys that are attended to, the row's own included; None for all.
 
     Returns:
         The mixed values [R, 1, H, D].
     """
     groups = query.shape[1] // key.shape[1]
-    seen = torch.arange(key.shape[2], device=key.device) <= positions[:, None, None, None]
+    place, own = torch.arange(key.shape[2], device=key.device), positions[:, None, None, None]
+    seen = (place <= own) & (place > own - (window or key.shape[2]))
     key, value = (x.where(seen.mT, 0).repeat_interleave(groups, 1) for x in (key, value))
     scores = query @ key.transpose(2, 3) * scale
     return (scores.masked_fill(~seen, -torch.inf).softmax(-1) @ value).transpose(1, 2)
 
 
 def _branch_samples(draw: Draw, heads: int, kv_heads: int, width: int) -> Iterator[tuple[Any, ...]]:
-    for tokens in (1, 30):
+    for tokens, window in ((1, None), (30, None), (30, 20)):
         own, parents = draw(2, 3, kv_heads, tokens, width), draw(2, 2, kv_heads, 70, width)
         rows, lengths = (torch.tensor(each, device=own.device) for each in ([1, 1, 0], [70, 2]))
-        yield draw(3, tokens, heads, width), *own, *parents, rows, lengths, width**-0.5
+        yield draw(3, tokens, heads, width), *own, *parents, rows, lengths, width**-0.5, window
 
 
 @op(
@@ -71,6 +75,7 @@ def branch_attention(
     parent_rows: Tensor,
     parent_lengths: Tensor,
     scale: float,
+    window: int | None = None,
 ) -> Tensor:
     """Attention of R rows of T tokens over the keys of the row that each continues, and causally its own.
 
@@ -81,21 +86,24 @@ def branch_attention(
         parent_rows: int64 [R], the row of the parent that a row continues.
         parent_lengths: int64 [P], keys of each row of the parent, at least 1; those behind are not read.
         scale: factor on the products.
+        window: number of latest keys that a token attends to, its own included; None for all.
 
     Returns:
         The mixed values [R, T, H, D].
     """
     tokens, heads = query.shape[1:3]
-    known = parent_key.shape[2]
-    place = torch.arange(known + tokens, device=query.device)
-    old = (place < parent_lengths[parent_rows, None, None, None]).expand(-1, -1, tokens, -1)
-    new = (place >= known) & (place - known <= torch.arange(tokens, device=query.device)[:, None])
+    known, before = parent_key.shape[2], parent_lengths[parent_rows, None, None, None]
+    place, step = (torch.arange(count, device=query.device) for count in (known + tokens, tokens))
+    # Places of keys and queries in their sequences.
+    key_place, own_place = torch.where(place < known, place, place - known + before), before + step[:, None]
+    seen = ((place < before) | (place >= known)) & (key_place <= own_place)
+    seen &= key_place > own_place - (window or known + tokens)
     keys, values = (
         torch.cat([old_part[parent_rows], part], 2).repeat_interleave(heads // key.shape[1], 1)
         for old_part, part in ((parent_key, key), (parent_value, value))
     )
     scores = query.transpose(1, 2) @ keys.transpose(2, 3) * scale
-    return (scores.masked_fill(~(old | new), -torch.inf).softmax(-1) @ values).transpose(1, 2)
+    return (scores.masked_fill(~seen, -torch.inf).softmax(-1) @ values).transpose(1, 2)
 
 
 def _store_samples(draw: Draw, heads: int, kv_heads: int, width: int) -> Iterator[tuple[Any, ...]]:

@@ -11,7 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from evalsuite.models.ops.launch import keep_compiled
-from evalsuite.models.ops.numerics import next_power_of_2
+from evalsuite.models.ops.numerics import NO_WINDOW, next_power_of_2
 
 BLOCK = 64
 """Queries, and keys, of one step of a program."""
@@ -30,8 +30,10 @@ def _attend(  # type: ignore[no-untyped-def]
     )  # fmt: skip
     scores = tl.where(visible, tl.dot(query, keys) * scale, -float("inf"))
     larger = tl.maximum(maximum, tl.max(scores, 1))
-    weights = tl.exp2(scores - larger[:, None])
-    shrink = tl.exp2(maximum - larger)
+    # A token whose window begins behind these keys has seen none.
+    finite = tl.where(larger == -float("inf"), 0.0, larger)
+    weights = tl.exp2(scores - finite[:, None])
+    shrink = tl.exp2(maximum - finite)
     values = tl.load(
         v + where[:, None] * v_key + v_channel[None, :],
         mask=inside[:, None] & (v_channel[None, :] < V_WIDTH), other=0.0,
@@ -42,9 +44,9 @@ def _attend(  # type: ignore[no-untyped-def]
 
 
 @keep_compiled
-@triton.jit(do_not_specialize=["tokens"])
+@triton.jit(do_not_specialize=["tokens", "window"])
 def _branch_attention_kernel(  # type: ignore[no-untyped-def]
-    q, k, v, parent_k, parent_v, parent_rows, parent_lengths, out, tokens, scale,
+    q, k, v, parent_k, parent_v, parent_rows, parent_lengths, out, tokens, window, scale,
     k_row, k_head, k_key, v_row, v_head, v_key,
     parent_k_row, parent_k_head, parent_k_key, parent_v_row, parent_v_head, parent_v_key,
     KV_HEADS: tl.constexpr, GROUPS: tl.constexpr, WIDTH: tl.constexpr, K_BLOCK: tl.constexpr,
@@ -71,21 +73,25 @@ def _branch_attention_kernel(  # type: ignore[no-untyped-def]
     parent_length = tl.load(parent_lengths + parent).to(tl.int32)
     parent_k += parent * parent_k_row + kv_head * parent_k_head
     parent_v += parent * parent_v_row + kv_head * parent_v_head
-    for start in range(0, parent_length, KEYS):
+    # Keys before these are outside the windows of all queries.
+    earliest = first // GROUPS - window + 1
+    for start in range(tl.maximum(parent_length + earliest, 0), parent_length, KEYS):
         key = start + tl.arange(0, KEYS)
         inside = key < parent_length
+        visible = inside[None, :] & (key[None, :] > parent_length + token[:, None] - window)
         maximum, total, mixed = _attend(
-            query, parent_k, parent_v, parent_k_key, parent_v_key, key, inside[None, :], inside,
+            query, parent_k, parent_v, parent_k_key, parent_v_key, key, visible, inside,
             channel, v_channel, maximum, total, mixed, scale, WIDTH, V_WIDTH,
         )  # fmt: skip
-    # A parent has a key at least, so that the maximum is finite where a block of own keys is hidden.
     k += row * k_row + kv_head * k_head
     v += row * v_row + kv_head * v_head
     end = tl.minimum(tokens, (first + QUERIES - 1) // GROUPS + 1)
-    for start in range(0, end, KEYS):
+    for start in range(tl.maximum(earliest, 0), end, KEYS):
         key = start + tl.arange(0, KEYS)
         inside = key < end
-        visible = inside[None, :] & (key[None, :] <= token[:, None])
+        visible = (
+            inside[None, :] & (key[None, :] <= token[:, None]) & (key[None, :] > token[:, None] - window)
+        )
         maximum, total, mixed = _attend(
             query, k, v, k_key, v_key, key, visible, inside,
             channel, v_channel, maximum, total, mixed, scale, WIDTH, V_WIDTH,
@@ -106,6 +112,7 @@ def branch_attention(
     parent_rows: Tensor,
     parent_lengths: Tensor,
     scale: float,
+    window: int | None = None,
 ) -> Tensor:
     query = query.contiguous()
     rows, tokens, heads, width = query.shape
@@ -114,7 +121,7 @@ def branch_attention(
     out = torch.empty(rows, tokens, heads, v_width, dtype=value.dtype, device=query.device)
     _branch_attention_kernel[(rows * kv_heads, -(-tokens * groups // BLOCK))](
         query, key, value, parent_key, parent_value, parent_rows, parent_lengths, out,
-        tokens, scale * 1.4426950408889634, *key.stride()[:3], *value.stride()[:3],
+        tokens, window or NO_WINDOW, scale * 1.4426950408889634, *key.stride()[:3], *value.stride()[:3],
         *parent_key.stride()[:3], *parent_value.stride()[:3],
         KV_HEADS=kv_heads, GROUPS=groups, WIDTH=width, K_BLOCK=max(16, next_power_of_2(width)),
         V_WIDTH=v_width, V_BLOCK=max(16, next_power_of_2(v_width)),

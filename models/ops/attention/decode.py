@@ -2,7 +2,8 @@
 
 A decode step reads every key and value once, and has too few heads to keep a GPU busy with one program per
 head. Each program therefore handles the query heads of one key head over a part of its keys; a second kernel
-joins the parts. Rows have their own lengths: no mask is read, and keys behind a row's end cost nothing.
+joins the parts. Rows have their own lengths: no mask is read, and keys behind a row's end, or before its
+window, cost nothing.
 """
 
 import torch
@@ -11,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from evalsuite.models.ops.launch import keep_compiled
-from evalsuite.models.ops.numerics import next_power_of_2
+from evalsuite.models.ops.numerics import NO_WINDOW, next_power_of_2
 
 BLOCK_KEYS = 64
 MIN_KEYS = 256
@@ -22,10 +23,10 @@ WAVES = 4
 
 
 @keep_compiled
-@triton.jit
+@triton.jit(do_not_specialize=["window"])
 def _part_kernel(  # type: ignore[no-untyped-def]
     q, k, v, positions, sums, maxima, totals,
-    scale, q_row, q_head, k_row, k_head, k_key, v_row, v_head, v_key, part_keys,
+    scale, q_row, q_head, k_row, k_head, k_key, v_row, v_head, v_key, part_keys, window,
     KV_HEADS: tl.constexpr, GROUPS: tl.constexpr, ROWS: tl.constexpr,
     WIDTH: tl.constexpr, K_BLOCK: tl.constexpr, V_WIDTH: tl.constexpr, V_BLOCK: tl.constexpr,
     KEYS: tl.constexpr, PARTS: tl.constexpr,
@@ -35,7 +36,7 @@ def _part_kernel(  # type: ignore[no-untyped-def]
     group = tl.arange(0, ROWS)
     channel, v_channel = tl.arange(0, K_BLOCK), tl.arange(0, V_BLOCK)
     length = tl.load(positions + row).to(tl.int32) + 1
-    start = part * part_keys
+    start = tl.maximum(length - window, 0) + part * part_keys
     end = tl.minimum(start + part_keys, length)
     query = tl.load(
         q + row * q_row + (head * GROUPS + group[:, None]) * q_head + channel[None, :],
@@ -94,10 +95,13 @@ def _join_kernel(  # type: ignore[no-untyped-def]
     tl.store(out + query * V_WIDTH + channel, mixed.to(out.dtype.element_ty), mask=channel < V_WIDTH)
 
 
-def decode_attention(query: Tensor, key: Tensor, value: Tensor, positions: Tensor, scale: float) -> Tensor:
+def decode_attention(
+    query: Tensor, key: Tensor, value: Tensor, positions: Tensor, scale: float, window: int | None = None
+) -> Tensor:
     rows, heads, _, width = query.shape
     kv_heads, length, v_width = key.shape[1], key.shape[2], value.shape[3]
-    parts, part_keys = split(rows * kv_heads, length, query.device)
+    window = window or NO_WINDOW
+    parts, part_keys = split(rows * kv_heads, min(length, window), query.device)
     groups = heads // kv_heads
     # tl.dot takes at least 16 rows.
     block_rows = max(16, next_power_of_2(groups))
@@ -106,7 +110,7 @@ def decode_attention(query: Tensor, key: Tensor, value: Tensor, positions: Tenso
     _part_kernel[(rows * kv_heads, parts)](
         query, key, value, positions, sums, maxima, totals,
         scale * 1.4426950408889634, query.stride(0), query.stride(1), *key.stride()[:3], *value.stride()[:3],
-        part_keys,
+        part_keys, window,
         KV_HEADS=kv_heads, GROUPS=groups, ROWS=block_rows,
         WIDTH=width, K_BLOCK=max(16, next_power_of_2(width)),
         V_WIDTH=v_width, V_BLOCK=max(16, next_power_of_2(v_width)),

@@ -13,7 +13,7 @@ from evalsuite.models.decoder.build import to_decoder
 from evalsuite.models.inference.torch import norms
 from evalsuite.models.inference.torch.kv_cache import BranchingCache
 from evalsuite.models.inference.torch.model_runner import ModelRunner
-from evalsuite.models.mixers import SoftmaxMixer
+from evalsuite.models.mixers import SoftmaxMixer, cached_attention
 from evalsuite.models.mixers.cached_attention import AttentionMasks
 
 
@@ -117,3 +117,26 @@ def test_branches_read_the_states_of_their_parents_where_they_are(make_teacher: 
         for name, state in layer.recurrent.items():
             assert torch.equal(state, old[name])
             assert len(child.layers[0].recurrent[name]) == 3
+
+
+@pytest.mark.parametrize("unpads", [False, True])
+@pytest.mark.parametrize("family", ["gemma2", "gemma3_text"])
+def test_windows_of_long_texts_are_read_in_blocks(
+    make_teacher: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, family: str, unpads: bool
+) -> None:
+    model = make_teacher(family)
+    runner = ModelRunner(to_decoder(copy.deepcopy(model)))
+    runner.unpads = unpads
+    calls, attend = [], cached_attention.attend_with_state
+    monkeypatch.setattr(
+        cached_attention, "attend_with_state", lambda *x, **how: calls.append(1) or attend(*x, **how)
+    )
+    rows = [torch.randint(0, 61, (length,)).tolist() for length in (11, 3, 40)]
+    with torch.inference_mode():
+        hidden, _ = runner.prefill(rows)
+        assert len(calls) == 1  # Of two layers, one has a window of five tokens.
+        for row, found in zip(rows, hidden, strict=True):
+            expected = model.model(input_ids=torch.tensor([row])).last_hidden_state[0]
+            torch.testing.assert_close(found[: len(row)], expected, rtol=1e-4, atol=1e-4)
+        runner.prefill([row[:10] for row in rows])
+    assert len(calls) == 1

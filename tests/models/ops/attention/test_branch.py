@@ -24,8 +24,16 @@ pytestmark = NEEDS_DEVICE
     + [(9, 30, 9, 3, 70, 64), (5, 200, 8, 2, 300, 128), (2, 16, 2, 2, 1, 256)] * (not INTERPRETED),
 )
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [None, 1, 9, 65])
 def test_equals_masked_attention(
-    rows: int, tokens: int, heads: int, kv_heads: int, known: int, width: int, dtype: torch.dtype
+    rows: int,
+    tokens: int,
+    heads: int,
+    kv_heads: int,
+    known: int,
+    width: int,
+    window: int | None,
+    dtype: torch.dtype,
 ) -> None:
     from evalsuite.models.ops.attention import branch_attention as op
     from evalsuite.models.ops.attention.branch import branch_attention
@@ -40,9 +48,9 @@ def test_equals_masked_attention(
     query = torch.randn(rows, heads, tokens, width, device=DEVICE).to(dtype).transpose(1, 2)
     parent_rows = torch.randint(3, (rows,), device=DEVICE)
     parent_rows[0] = 1
-    found = branch_attention(query, *own, *poisoned, parent_rows, lengths, width**-0.5)
+    found = branch_attention(query, *own, *poisoned, parent_rows, lengths, width**-0.5, window)
     exact = (each.double() for each in (query, *own, *parents))
-    expected = op.reference(*exact, parent_rows, lengths, width**-0.5)
+    expected = op.reference(*exact, parent_rows, lengths, width**-0.5, window)
     assert found.shape == (rows, tokens, heads, width)
     error = (found.double() - expected).norm() / expected.norm()
     assert error < TOLERANCE[dtype], error
@@ -66,7 +74,9 @@ def test_later_tokens_change_nothing_before_them() -> None:
 
 @pytest.mark.parametrize(
     ("family", "mixers"),
-    [("llama", None), ("qwen3", None), ("llama", ["gla", "softmax"])][: 1 if INTERPRETED else None],
+    [("llama", None), ("gemma3_text", None), ("qwen3", None), ("llama", ["gla", "softmax"])][
+        : 2 if INTERPRETED else None
+    ],
 )
 def test_layers_read_their_contexts_in_place(
     family: str, mixers: list[str] | None, make_teacher: Callable[..., Any], monkeypatch: pytest.MonkeyPatch

@@ -16,8 +16,16 @@ pytestmark = NEEDS_DEVICE
     [(2, 4, 2, 300, 64), (3, 3, 1, 1100, 80), (1, 2, 2, 70, 16), (2, 9, 3, 600, 64)],
 )
 @pytest.mark.parametrize("waves", [0, 64])
+@pytest.mark.parametrize("window", [None, 1, 290])
 def test_rows_attend_to_their_own_keys(
-    rows: int, heads: int, kv_heads: int, length: int, width: int, waves: int, monkeypatch: pytest.MonkeyPatch
+    rows: int,
+    heads: int,
+    kv_heads: int,
+    length: int,
+    width: int,
+    waves: int,
+    window: int | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from evalsuite.models.ops.attention import decode as module
     from evalsuite.models.ops.attention import decode_attention
@@ -33,11 +41,15 @@ def test_rows_attend_to_their_own_keys(
     query = torch.randn(rows, 1, heads, width, device=DEVICE, dtype=dtype).transpose(1, 2)
     positions = torch.randint(0, length, (rows,), device=DEVICE)
     positions[0], positions[-1] = 0, length - 1
+    if window is not None:
+        # Nothing before the window may be read either.
+        early = torch.arange(length, device=DEVICE) <= positions[:, None] - window
+        key, value = (x.masked_fill(early[:, None, :, None], torch.nan) for x in (key, value))
     parts, _ = module.split(rows * kv_heads, length, query.device)
     assert parts == 1 or waves
-    found = module.decode_attention(query, key, value, positions, width**-0.5)
+    found = module.decode_attention(query, key, value, positions, width**-0.5, window)
     exact = query.double(), key.double(), value.double()
-    expected = decode_attention.reference(*exact, positions, width**-0.5)
+    expected = decode_attention.reference(*exact, positions, width**-0.5, window)
     assert found.shape == (rows, 1, heads, width)
     error = (found.double() - expected).norm() / expected.norm()
     assert error < (1e-5 if INTERPRETED else 1e-2)

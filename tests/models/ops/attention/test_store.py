@@ -55,7 +55,8 @@ def test_rotates_and_stores_as_separate_operations_do(
 
 
 @pytest.mark.parametrize(
-    ("family", "mixers"), [("llama", None), ("qwen3", None), ("llama", ["gla", "softmax"])]
+    ("family", "mixers"),
+    [("llama", None), ("qwen3", None), ("gemma3_text", None), ("llama", ["gla", "softmax"])],
 )
 def test_fused_layers_compute_what_their_own_code_does(
     make_teacher: Callable[..., Any],
