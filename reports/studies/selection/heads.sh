@@ -6,12 +6,13 @@
 #     GPUS="0 1" WORKERS=6 host.sh start bash code/reports/studies/selection/heads.sh
 #
 # KDA in the other layers, recipe smollm2-135m-instruct-2:tokens-8m (docs/how-to/select-layers.md, Heads). Two groups of students
-# are trained at once, each on its own GPU where two are named. Selections that lie in the folder are not repeated. Smaller, on a CPU:
+# of each of the SEEDS are trained at once, each on its own GPU where two are named. Selections that lie in the folder are not
+# repeated. Smaller, on a CPU:
 # HEADS=4 LAYERS=1 OTHERS= HEAD_OPTIONS="held_out=2" SET="stages.align.tokens=4k …" heads.sh
 set -euo pipefail
 root=$PWD
 evalsuite=(python3 -m evalsuite)
-heads=(${HEADS:-4 10 20 36}) layers=(${LAYERS:-1 3 6 12}) gpus=(${GPUS:-0})
+heads=(${HEADS:-4 10 20 36}) layers=(${LAYERS:-1 3 6 12}) gpus=(${GPUS:-0}) seeds=(${SEEDS:-0})
 teacher=$root/teacher-smollm2
 recipe=(smollm2-135m-instruct-2 --mixer kda --data "$root/data")
 mkdir -p out
@@ -35,17 +36,22 @@ wait $!
 cp heads-*.json layers-*.json out
 
 distil() {
-  local name=$1 gpu=$2
-  shift 2
+  local name=$1 gpu=$2 seed=$3 each
+  shift 3
   # shellcheck disable=SC2086
-  CUDA_VISIBLE_DEVICES=$gpu "${evalsuite[@]}" distill smollm2-135m-instruct-2:tokens-8m --mixer "$@" --data "$root/data" --set "teacher=$teacher" ${SET:-} \
-    --out "training-$name" > "out/distill-$name.log" 2>&1
+  CUDA_VISIBLE_DEVICES=$gpu "${evalsuite[@]}" distill smollm2-135m-instruct-2:tokens-8m --mixer "$@" --data "$root/data" --set "teacher=$teacher" "seed=$seed" \
+    ${SET:-} --out "training-$name-$seed" > "out/distill-$name-$seed.log" 2>&1
+  mkdir -p students
+  for each in "$@"; do mv "training-$name-$seed/$each" "students/$each-seed$seed"; done
 }
-distil heads "${gpus[0]}" "${heads[@]/#/heads-}" &
-first=$!
-distil layers "${gpus[-1]}" "${layers[@]/#/layers-}" ${OTHERS-kda hybrid-4-recall} &
-wait "$first"
-wait $!
+training=()
+for seed in "${seeds[@]}"; do
+  distil heads "${gpus[0]}" "$seed" "${heads[@]/#/heads-}" &
+  training+=($!)
+  distil layers "${gpus[-1]}" "$seed" "${layers[@]/#/layers-}" ${OTHERS-kda hybrid-4-recall} &
+  training+=($!)
+done
+for each in "${training[@]}"; do wait "$each"; done
 
-"${evalsuite[@]}" run --out smollm2 --infer-only --no-cache --checkpoint "$teacher" training-heads training-layers \
+"${evalsuite[@]}" run --out smollm2 --infer-only --no-cache --checkpoint "$teacher" students \
   ${WORKERS:+--executor-args num_workers=$WORKERS workers_per_gpu=$((WORKERS / ${#gpus[@]}))} --export-shard out/heads.tar.xz > out/respond.log 2>&1
