@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, chain
 
 import numpy as np
 import torch
@@ -18,23 +18,33 @@ NON_FINITE_LOGPROBS = "the model's log-probabilities are not finite (NaN or infi
 
 @dataclass(slots=True)
 class TargetIndex:
-    """Tokens to score: `token[i]` after hidden state `row[i]`, summed into entry `slot[i]`."""
+    """Texts to score: `tokens[i]` after consecutive hidden states from `first[i]` on, summed into entry
+    `slot[i]`."""
 
-    row: list[int] = field(default_factory=list)
-    token: list[int] = field(default_factory=list)
+    first: list[int] = field(default_factory=list)
+    tokens: list[Sequence[int]] = field(default_factory=list)
     slot: list[int] = field(default_factory=list)
 
     def add(self, first_row: int, tokens: Sequence[int], slot: int) -> None:
         """Add `tokens` after consecutive hidden states."""
-        self.row.extend(range(first_row, first_row + len(tokens)))
-        self.token.extend(tokens)
-        self.slot.extend([slot] * len(tokens))
+        self.first.append(first_row)
+        self.tokens.append(tokens)
+        self.slot.append(slot)
 
     def extend(self, other: "TargetIndex", shift: int) -> None:
         """Add the targets of another index, whose rows start at `shift` here."""
-        self.row.extend(row + shift for row in other.row)
-        self.token.extend(other.token)
+        self.first.extend(row + shift for row in other.first)
+        self.tokens.extend(other.tokens)
         self.slot.extend(other.slot)
+
+    def in_order(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Row, token and slot of each target, by rows."""
+        lengths = np.fromiter(map(len, self.tokens), np.int64, len(self.tokens))
+        ends = lengths.cumsum()
+        rows = np.repeat(self.first - ends + lengths, lengths) + np.arange(ends[-1])
+        tokens = np.fromiter(chain.from_iterable(self.tokens), np.int64, len(rows))
+        order = np.argsort(rows, kind="stable")
+        return rows[order], tokens[order], np.repeat(self.slot, lengths)[order]
 
 
 def target_logprobs(
@@ -119,10 +129,8 @@ class ScoredBatch:
 
     def _score(self, head: Callable[[Tensor], Tensor], hidden: Tensor, targets: TargetIndex) -> None:
         """Score targets after hidden states [R, T, width]."""
-        rows = np.asarray(targets.row)
-        order = np.argsort(rows, kind="stable")
-        tokens, slots = np.asarray(targets.token)[order], np.asarray(targets.slot)[order]
-        scored = target_logprobs(head, hidden.flatten(0, 1), rows[order], tokens, self._max_rows)
+        rows, tokens, slots = targets.in_order()
+        scored = target_logprobs(head, hidden.flatten(0, 1), rows, tokens, self._max_rows)
         self._parts.append((slots, *scored))
 
     def responses(self) -> list[ScoreResponse]:

@@ -46,7 +46,7 @@ class PlainLoglikelihoodBatch(ScoredBatch):
             self._read([(texts[place], targets[texts[place]]) for place in batch])
 
     def _read(self, batch: list[tuple[Text, TargetIndex]]) -> None:
-        first = min(targets.row[0] for _, targets in batch)
+        first = min(targets.first[0] for _, targets in batch)
         length = max(len(text) for text, _ in batch) - first
         if length * len(batch) > self._max_rows and len(batch) > 1:
             half = len(batch) // 2
