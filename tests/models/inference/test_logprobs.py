@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from evalsuite.models.inference.logprobs import target_logprobs
+from evalsuite.models.inference.logprobs import TargetIndex, target_logprobs
 from evalsuite.models.ops.logprobs import row_logprobs
 
 
@@ -45,3 +45,17 @@ def test_a_kernel_serves_passes_without_gradients(
         for mine, other in zip(found, expected, strict=True):
             torch.testing.assert_close(mine, other)
     assert calls == ([4, 2, 6] if applies and not gradients else [])
+
+
+def test_targets_come_in_the_order_of_their_rows() -> None:
+    targets = TargetIndex()
+    targets.add(5, (7, 8), 0)
+    targets.add(0, (1,), 1)
+    other = TargetIndex()
+    other.add(2, (3, 4, 9), 2)
+    targets.extend(other, 3)
+    rows, tokens, slots = (each.tolist() for each in targets.in_order())
+    # Of targets of one row those that were added first come first.
+    assert rows == [0, 5, 5, 6, 6, 7]
+    assert tokens == [1, 7, 3, 8, 4, 9]
+    assert slots == [1, 0, 2, 0, 2, 2]
