@@ -25,8 +25,8 @@ Tokens = tuple[int, ...]
 CHUNK = 1024
 """Texts per tokenizer call; a tokenizer holds more of every token than its id until it returns."""
 
-_TAIL = 256
-"""Last characters of a context in which its last word is searched."""
+_TAILS = 32, 256
+"""Last characters of a context in which its last word is searched; more of them where fewer have none."""
 
 
 class Encoder:
@@ -135,10 +135,12 @@ class Encoder:
         for context in contexts:
             # A context that is shorter could become the prefix token together with its continuation.
             if len(context) >= len(self._prefix):
-                tail = max(0, len(context) - _TAIL)
-                places = [match.start() for match in self._word_start.finditer(context, tail)]
-                if places:
-                    starts[context] = context[places[-1] :]
+                for size in _TAILS:
+                    tail = max(0, len(context) - size)
+                    places = [match.start() for match in self._word_start.finditer(context, tail)]
+                    if places:
+                        starts[context] = context[places[-1] :]
+                        break
         encoded = self.encode_bare(list(starts.values()))
         return {
             context: (word, len(encoded[word]))

@@ -204,14 +204,15 @@ def test_ends_of_contexts_encode_as_whole_texts_do(
         assert all(rest for _, rest in found[0])
 
 
-def test_long_contexts_are_encoded_once(splitting: PreTrainedTokenizerFast) -> None:
+@pytest.mark.parametrize("end", ["Answer:", "12 + 34 = " * 9])
+def test_long_contexts_are_encoded_once(splitting: PreTrainedTokenizerFast, end: str) -> None:
     encoder = Encoder(splitting)
     lengths: list[int] = []
     encode = encoder._batch
     encoder._batch = lambda texts, special: (lengths.extend(map(len, texts)), encode(texts, special))[1]  # type: ignore[method-assign, func-returns-value]
-    context = "the cat and the cat " * 50 + "Answer:"
+    context = "the cat and the cat " * 50 + end
     encoder.pairs([(context, f" {letter}") for letter in "ABCD"])
-    assert sum(lengths) < len(context) + 100
+    assert sum(lengths) < len(context) + 6 * len(end) + 100
 
 
 @pytest.mark.parametrize(
