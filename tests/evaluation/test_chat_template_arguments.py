@@ -93,7 +93,7 @@ def test_arguments_reach_prompt_plan_and_identity(
 @pytest.mark.data
 def test_resumed_run_refuses_other_arguments(crew: Crew, suite: Path, tmp_path: Path) -> None:
     build(write(suite), tmp_path / "run")
-    with pytest.raises(RunFolderError, match=r"kwargs: None there, \{'enable_thinking': False\}"):
+    with pytest.raises(RunFolderError, match=r"kwargs\.enable_thinking: None there, False here"):
         build(write(suite, "chat_template_kwargs: {enable_thinking: false}"), tmp_path / "run")
 
 
