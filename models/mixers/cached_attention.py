@@ -100,27 +100,17 @@ class AttentionMasks:
             step = query, key, value, self.decode_positions, scale or query.shape[-1] ** -0.5, span.window
             if decode_attention.applies(*step):
                 return decode_attention(*step)
-        if self.layout is None:
-            return self._attend_padded(query, key, value, span, scale, soft_cap)
-        padded = self.layout.pad_heads(query)
-        return self.layout.unpad(self._attend_padded(padded, key, value, span, scale, soft_cap))
-
-    def _attend_padded(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        span: AttentionSpan,
-        scale: float | None,
-        soft_cap: float | None,
-    ) -> Tensor:
+        if self.layout is not None:
+            query = self.layout.pad_heads(query)
         if self._valid is None and runs_in_blocks(span, query.shape[2]):
             rows = (x.transpose(1, 2) for x in (query, key, value))
             scale = scale or query.shape[-1] ** -0.5
-            return attend_with_state(
+            mixed, _ = attend_with_state(
                 *rows, span=span, scale=scale, cap=soft_cap, state=None, token_mask=None
-            )[0]
-        return grouped_attention(query, key, value, self.get(span), scale, soft_cap)
+            )
+        else:
+            mixed = grouped_attention(query, key, value, self.get(span), scale, soft_cap)
+        return mixed if self.layout is None else self.layout.unpad(mixed)
 
 
 def grouped_attention(

@@ -35,6 +35,8 @@ SOURCE = (
     *in_process.SOURCE,
     "inference/torch",
     *(f"ops/{name}" for name in ("attention", "rms_norm", "rotary", "glu", "launch.py")),
+    *(f"mixers/{name}.py" for name in ("cached_attention", "interface", "window_state")),
+    "decoder/head.py",
 )
 """Our code that computes the responses of every model; the fingerprint covers it."""
 
