@@ -1,18 +1,20 @@
 """A run is split for several workers: each document once, whole checkpoints first, small parts last."""
 
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from evalsuite.evaluation.inference import jobs as module
-from evalsuite.evaluation.inference.jobs import InferenceJob, Part, split
+from evalsuite.evaluation.inference.jobs import Document, InferenceJob, Part, RequestReader, split
 from evalsuite.evaluation.inference.worker import EngineChoice, token_cost
 from evalsuite.evaluation.run_paths import Cell
 from evalsuite.executors.queue import JobQueue
 from evalsuite.models.inference.requests import ScoreRequest
 from evalsuite.models.inference.response_cache import ResponseCache
+from evalsuite.protocols.request_set import RequestSet
 from evalsuite.reports.run import Benchmark, Checkpoint, Manifest, ProtocolSettings
 
 CELLS = [
@@ -20,17 +22,17 @@ CELLS = [
 ]
 DOCUMENTS = {
     cell.benchmark: [
-        [ScoreRequest((1,) * length, ((2, 3),))]
+        [(("score", str(length), "", 0), ScoreRequest((1,) * length, ((2, 3),)))]
         for length in random.Random(cell.benchmark).choices(range(10, 60), k=cell.documents)
     ]
     for cell in CELLS
 }
-COST = sum(token_cost(request) for each in DOCUMENTS.values() for document in each for request in document)
+COST = sum(token_cost(request) for each in DOCUMENTS.values() for document in each for _, request in document)
 
 
-@pytest.fixture(autouse=True)
-def documents(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "read_documents", lambda index, run, ref, cell: DOCUMENTS[cell.benchmark])
+class Reader(RequestReader):
+    def documents(self, checkpoint: Checkpoint, cell: Cell) -> list[Document]:
+        return DOCUMENTS[cell.benchmark]
 
 
 def make_jobs(count: int, tmp_path: Path) -> list[InferenceJob]:
@@ -46,8 +48,7 @@ def make_jobs(count: int, tmp_path: Path) -> list[InferenceJob]:
     whole: Any = tuple(Part(cell, 0, cell.documents) for cell in CELLS)
     return [
         InferenceJob(
-            run=tmp_path,
-            manifest=manifest,
+            reader=Reader(tmp_path, manifest),
             cache=ResponseCache(tmp_path),
             checkpoint=ref,
             choice=EngineChoice(engine="torch"),
@@ -90,3 +91,23 @@ def test_only_the_last_checkpoint_is_split(tmp_path: Path) -> None:
     found = split(make_jobs(10, tmp_path), 2)
     assert [job.checkpoint.label for job in found] == [*(f"s{i}" for i in range(10)), "s9"]
     assert found[-1].cost == pytest.approx(COST / 2, rel=0.02)
+
+
+def test_requests_are_read_once_for_checkpoints_of_one_tokenizer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (job,) = make_jobs(1, tmp_path)
+    read: list[str] = []
+    request = ScoreRequest((1,), ((2,),))
+
+    def read_requests(run: Path, tokenizer: str, cell: Cell) -> list[RequestSet]:
+        read.append(f"{tokenizer} {cell.benchmark}")
+        return [RequestSet("d", None, "", (request,), ((0, 0),))]
+
+    monkeypatch.setattr(module, "read_requests", read_requests)
+    reader = RequestReader(tmp_path, job.reader.manifest)
+    for tokenizer in ("t", "t", "u", "t"):
+        for cell in CELLS:
+            found = reader.documents(replace(job.checkpoint, tokenizer=tokenizer), cell)
+            assert found == [[(request.key(), request)]]
+    assert read == ["t a", "t b", "u a", "u b", "t a", "t b"]

@@ -9,7 +9,7 @@ from evalsuite.evaluation.inference.worker import EngineChoice, InferenceTask, t
 from evalsuite.evaluation.run_paths import Cell, batches_of_cells, read_requests
 from evalsuite.models.engines import engine_type
 from evalsuite.models.inference.requests import Request
-from evalsuite.models.inference.response_cache import ResponseCache
+from evalsuite.models.inference.response_cache import Key, ResponseCache
 from evalsuite.reports.run import Checkpoint, Manifest, manifest_path, read_manifest
 
 SMALLEST_PART = 1 / 16
@@ -24,12 +24,44 @@ class Part(NamedTuple):
     stop: int
 
 
+Document = list[tuple[Key, Request]]
+"""The requests of one document, with their keys."""
+
+
+class RequestReader:
+    """Reads the requests of a run, once for checkpoints of one tokenizer and limit that follow each other.
+
+    Args:
+        run, manifest: of the run folder.
+    """
+
+    def __init__(self, run: Path, manifest: Manifest) -> None:
+        self.run, self.manifest = run, manifest
+        self._read: tuple[str, int | None] | None = None
+        self._cells: dict[tuple[str, str], list[Document]] = {}
+
+    def documents(self, checkpoint: Checkpoint, cell: Cell) -> list[Document]:
+        """Return the documents of a cell that a checkpoint reads."""
+        limit = self.manifest.limit(checkpoint)
+        read = checkpoint.tokenizer, limit.longest
+        if read != self._read:
+            self._read = read
+            self._cells.clear()
+        name = cell.benchmark, cell.protocol
+        if name not in self._cells:
+            self._cells[name] = [
+                [(request.key(), request) for request in cell.requests(request_set)]
+                for request_set in read_requests(self.run, checkpoint.tokenizer, cell)
+                if limit.reads(request_set.context)
+            ]
+        return self._cells[name]
+
+
 @dataclass(frozen=True, kw_only=True)
 class InferenceJob:
     """Inference of one checkpoint, or of a part of its requests, as `evalsuite.executors.Job`."""
 
-    run: Path
-    manifest: Manifest = field(repr=False)
+    reader: RequestReader = field(repr=False)
     cache: ResponseCache = field(repr=False)
     checkpoint: Checkpoint
     choice: EngineChoice
@@ -55,47 +87,33 @@ class InferenceJob:
         needed = engine_type(self.choice.engine, self.choice.engine_args).gpus(self.choice.engine_args)
         return needed if self.choice.device != "auto" or needed > 1 else None
 
-    def requests(self) -> list[list[Request]]:
-        """Read the requests of each batch."""
+    def requests(self) -> list[dict[Key, Request]]:
+        """Read the requests of each batch; equal ones are one."""
         return [
-            [
-                request
+            dict(
+                pair
                 for part in batch
-                for requests in read_documents(self.manifest, self.run, self.checkpoint, part.cell)[
-                    part.start : part.stop
-                ]
-                for request in requests
-            ]
+                for document in self.reader.documents(self.checkpoint, part.cell)[part.start : part.stop]
+                for pair in document
+            )
             for batch in self.batches
         ]
 
     def prepare(self) -> InferenceTask:
         """Return requests and known responses."""
-        batches = self.requests()
+        run, batches = self.reader.run, self.requests()
         # Recorded by the first job of the checkpoint.
-        engine = read_manifest(self.run).engines.get(self.checkpoint.weights_id)
-        keys = [request.key() for batch in batches for request in batch]
+        engine = read_manifest(run).engines.get(self.checkpoint.weights_id)
+        keys = [key for batch in batches for key in batch]
         return InferenceTask(
             checkpoint=self.checkpoint,
             choice=self.choice,
             batches=batches,
             known={} if engine is None else self.cache.known(engine.fingerprint, keys),
             batch_limits=None if engine is None else engine.batch_limits,
-            batch_limits_source=(
-                f"{manifest_path(self.run)}: engines.{self.checkpoint.weights_id}.batch_limits"
-            ),
+            batch_limits_source=f"{manifest_path(run)}: engines.{self.checkpoint.weights_id}.batch_limits",
             shared=None if self.shared is None else str(self.shared),
         )
-
-
-def read_documents(manifest: Manifest, run: Path, checkpoint: Checkpoint, cell: Cell) -> list[list[Request]]:
-    """Return the requests of every document of a cell that a checkpoint reads."""
-    limit = manifest.limit(checkpoint)
-    return [
-        cell.requests(request_set)
-        for request_set in read_requests(run, checkpoint.tokenizer, cell)
-        if limit.reads(request_set.context)
-    ]
 
 
 def whole_jobs(
@@ -125,15 +143,14 @@ def whole_jobs(
         [cell for cell in batch if not protocols or cell.protocol in protocols]
         for batch in batches_of_cells(manifest, batches)
     ]
+    reader = RequestReader(run, manifest)
     known: dict[tuple[str, int | None], tuple[tuple[tuple[Part, ...], ...], float]] = {}
     jobs = []
     for checkpoint in checkpoints:
         limit = manifest.limit(checkpoint)
         same = checkpoint.tokenizer, limit.longest
         if same not in known:
-            found = [
-                [(cell, read_documents(manifest, run, checkpoint, cell)) for cell in batch] for batch in cells
-            ]
+            found = [[(cell, reader.documents(checkpoint, cell)) for cell in batch] for batch in cells]
             known[same] = (
                 tuple(tuple(Part(cell, 0, len(documents)) for cell, documents in batch) for batch in found),
                 float(
@@ -142,15 +159,14 @@ def whole_jobs(
                         for batch in found
                         for _, documents in batch
                         for document in documents
-                        for request in document
+                        for _, request in document
                     )
                 ),
             )
         parts, cost = known[same]
         jobs.append(
             InferenceJob(
-                run=run,
-                manifest=manifest,
+                reader=reader,
                 cache=cache,
                 checkpoint=checkpoint,
                 choice=replace(choice, max_length=limit.extension),
@@ -175,7 +191,7 @@ def split(jobs: Sequence[InferenceJob], workers: int) -> list[InferenceJob]:
     known: dict[tuple[str, int | None], list[tuple[Cell, list[int]]]] = {}
     found = []
     for job in jobs:
-        same = job.checkpoint.tokenizer, job.manifest.limit(job.checkpoint).longest
+        same = job.checkpoint.tokenizer, job.reader.manifest.limit(job.checkpoint).longest
         if same not in known:
             known[same] = _document_costs(job)
         for parts, cost in _portions(known[same], left, workers, least):
@@ -187,10 +203,15 @@ def split(jobs: Sequence[InferenceJob], workers: int) -> list[InferenceJob]:
 def _document_costs(job: InferenceJob) -> list[tuple[Cell, list[int]]]:
     """Return the cost of every document of each cell."""
     return [
-        (cell, [sum(map(token_cost, document)) for document in documents])
+        (
+            cell,
+            [
+                sum(token_cost(request) for _, request in document)
+                for document in job.reader.documents(job.checkpoint, cell)
+            ],
+        )
         for batch in job.batches
         for cell, _, _ in batch
-        for documents in [read_documents(job.manifest, job.run, job.checkpoint, cell)]
     ]
 
 

@@ -110,7 +110,7 @@ class InferenceTask:
 
     checkpoint: Checkpoint
     choice: EngineChoice
-    batches: Sequence[Sequence[Request]]
+    batches: Sequence[Mapping[Key, Request]]
     """Run batch by batch, so that an interruption leaves few benchmarks incomplete."""
     known: Mapping[Key, Response]
     """Responses of earlier calls."""
@@ -145,8 +145,7 @@ class InferenceWorker:
         failed: list[str] = []
         shared = self._shared(task, engine)
         try:
-            for batch in task.batches:
-                requests = {request.key(): request for request in batch}
+            for requests in task.batches:
                 known = {key: task.known[key] for key in requests if key in task.known}
                 done = reusable(requests, known, engine.max_length)
                 send = partial(_send, channel, task.checkpoint.label, engine.fingerprint, requests)
@@ -160,7 +159,7 @@ class InferenceWorker:
                 for key, response in compute_missing(engine, own, frozenset(done), send, write):
                     done[key] = response
                     computed += 1
-                failed += [error for request in batch if (error := done[request.key()].error)]
+                failed += [error for key in requests if (error := done[key].error)]
         finally:
             if computed:
                 spent = {"label": task.checkpoint.label, "seconds": time.monotonic() - started}
@@ -178,7 +177,7 @@ class InferenceWorker:
     def _shared(task: InferenceTask, engine: Engine) -> dict[Key, Response]:
         if task.shared is None:
             return {}
-        keys = {request.key() for batch in task.batches for request in batch}
+        keys = {key for batch in task.batches for key in batch}
         missing = keys - task.known.keys()
         return SharedResponses(Path(task.shared)).known(engine.fingerprint, missing) if missing else {}
 
