@@ -17,7 +17,7 @@ from evalsuite.models.decoder.packing import packed_mask
 from evalsuite.models.decoder.sequence_part import EarlierParts, part_mask
 from evalsuite.models.mixers import AttentionSpan, SoftmaxHeadsMixer, SoftmaxMixer
 from evalsuite.models.mixers.cached_attention import AttentionMasks
-from evalsuite.models.mixers.layers import add_norm
+from evalsuite.models.mixers.layers import add_norm, add_normed
 from evalsuite.models.ops.dispatch import HALF
 from evalsuite.models.ops.glu import Activation, glu, glu_linear
 from evalsuite.models.sequence_parallel import SequenceParallel
@@ -229,18 +229,17 @@ class Block(GradientCheckpointingLayer):
     def _run(
         self, block_input: Tensor, context: Context, normed: Tensor | None, observe: Observer | None
     ) -> Tensor:
-        hidden = block_input
+        hidden, gain = block_input, self.family.gain
+        mixer_input, mixer_output, mlp_input, mlp_output = map(self._norm, self.family.norms)
         if normed is None:
-            normed, hidden = self._norm(self.family.norms.mixer_input, hidden)
+            normed, hidden = add_norm(mixer_input, hidden, None, gain)
         mixed, attention = self.mix(normed, context)
-        added, _ = self._norm(self.family.norms.mixer_output, mixed)
-        mlp_input, residual = self._norm(self.family.norms.mlp_input, added, hidden)
+        x, residual = add_normed(mixer_output, mixed, hidden, mlp_input, gain)
         output = None
-        if observe is None and self.family.norms.mlp_output is None:
-            output = self._add_mlp_in_place(residual, mlp_input)
+        if observe is None and mlp_output is None:
+            output = self._add_mlp_in_place(residual, x)
         if output is None:
-            values, _ = self._norm(self.family.norms.mlp_output, self._mlp(mlp_input))
-            output = residual + values
+            _, output = add_normed(mlp_output, self._mlp(x), residual, None, gain)
         if observe is not None:
             observe(
                 self.index,
@@ -257,8 +256,8 @@ class Block(GradientCheckpointingLayer):
             )
         return output
 
-    def _norm(self, name: str | None, x: Tensor, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        return add_norm(None if name is None else getattr(self, name), x, residual, self.family.gain)
+    def _norm(self, name: str | None) -> Any:
+        return None if name is None else getattr(self, name)
 
     def _mlp(self, x: Tensor) -> Tensor:
         mlp, down = self.mlp, self.mlp.down_proj

@@ -10,7 +10,7 @@ from transformers import initialization as init
 
 from evalsuite.foundation import ConfigError
 from evalsuite.models.ops.numerics import upcast_fp32
-from evalsuite.models.ops.rms_norm import Gain, rms_norm
+from evalsuite.models.ops.rms_norm import Gain, qk_norm, rms_norm, sandwich_norm
 
 
 class RMSNorm(nn.Module):
@@ -39,13 +39,38 @@ def add_norm(norm: Any, x: Tensor, residual: Tensor | None, gain: Gain | None) -
         residual: of the same shape; without it the sum is x.
         gain: how its weight multiplies; None: as the module does.
     """
-    if norm is not None and gain is not None:
-        alike = all(each is None or each.dtype == x.dtype for each in (norm.weight, residual))
-        # transformers' norms round float64 to float32.
-        if alike and x.dtype != torch.float64:
-            return rms_norm(x, norm.weight, norm_eps(norm), residual, gain)
+    if norm is not None and gain is not None and _alike(x, norm.weight, residual):
+        return rms_norm(x, norm.weight, norm_eps(norm), residual, gain)
     hidden = x if residual is None else residual + x
     return hidden if norm is None else norm(hidden), hidden
+
+
+def add_normed(
+    norm: Any, x: Tensor, residual: Tensor, following: Any, gain: Gain | None
+) -> tuple[Tensor, Tensor]:
+    """The norm `following` of residual + norm(x), and the sum; without a norm its argument. As `add_norm`."""
+    if norm is None:
+        return add_norm(following, x, residual, gain)
+    weight, eps = None if following is None else following.weight, norm_eps(norm)
+    one_eps = following is None or norm_eps(following) == eps
+    if gain is not None and one_eps and _alike(x, residual, norm.weight, weight):
+        return sandwich_norm(x, norm.weight, eps, residual, weight, gain)
+    return add_norm(following, add_norm(norm, x, None, gain)[0], residual, gain)
+
+
+def norm_queries_and_keys(
+    q_norm: Any, q: Tensor, k_norm: Any, k: Tensor, gain: Gain | None
+) -> tuple[Tensor, Tensor]:
+    """Norms of queries [B, T, H, D] and keys [B, T, H / groups, D] of each head; `gain` as in `add_norm`."""
+    eps = norm_eps(q_norm)
+    if gain is not None and norm_eps(k_norm) == eps and _alike(q, k, q_norm.weight, k_norm.weight):
+        return qk_norm(q, k, q_norm.weight, k_norm.weight, eps, gain)
+    return add_norm(q_norm, q, None, gain)[0], add_norm(k_norm, k, None, gain)[0]
+
+
+def _alike(x: Tensor, *others: Tensor | None) -> bool:
+    """Whether one of our norms computes them: transformers' round float64 to float32."""
+    return x.dtype != torch.float64 and all(each is None or each.dtype == x.dtype for each in others)
 
 
 def rotary_angles(position_ids: Tensor, width: int, base: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -28,7 +28,13 @@ from evalsuite.models.mixers.interface import (
     StateKind,
     layer_cache,
 )
-from evalsuite.models.mixers.layers import add_norm, pad_groups, repeat_heads, unpad_groups
+from evalsuite.models.mixers.layers import (
+    add_norm,
+    norm_queries_and_keys,
+    pad_groups,
+    repeat_heads,
+    unpad_groups,
+)
 from evalsuite.models.mixers.window_state import attend_with_state, state_shapes
 from evalsuite.models.ops.attention import branch_attention, rotate_and_store
 from evalsuite.models.ops.numerics import soft_capped
@@ -321,7 +327,7 @@ class SoftmaxMixer(Mixer):
             q, k = self._norm(self.q_norm, q), self._norm(self.k_norm, k)
         q, k, v = (x.unflatten(-1, (-1, self.head_dim)) for x in (q, k, v))
         if norm == "head":
-            q, k = self._norm(self.q_norm, q), self._norm(self.k_norm, k)
+            q, k = norm_queries_and_keys(self.q_norm, q, self.k_norm, k, self.attention_shape.norm_gain)
         sizes = self.attention_shape.kv_group_sizes
         return pad_groups(q, sizes) if sizes else q, k, v
 

@@ -54,6 +54,56 @@ def rms_norm(
     return (exact * factor).to(hidden.dtype), hidden
 
 
+def _sandwiches(draw: Draw) -> Iterator[tuple[Any, ...]]:
+    for gain in get_args(Gain):
+        for following in (draw(160), None):
+            yield draw(3, 5, 160), draw(160), 1e-5, draw(3, 5, 160), following, gain
+
+
+@op(inference=Kernel(module="inference", samples=_sandwiches))
+def sandwich_norm(
+    x: Tensor, weight: Tensor, eps: float, residual: Tensor, following: Tensor | None, gain: Gain
+) -> tuple[Tensor, Tensor]:
+    """RMSNorm of s = residual + RMSNorm(x), as after each sublayer of Gemma 2 and 3 (arXiv 2408.00118).
+
+    Args:
+        x, residual: [..., D], in one dtype.
+        weight: of the norm of x [D].
+        eps: added to both mean squares.
+        following: weight of the norm of s [D]; None: s is not normed.
+        gain: how the weights multiply.
+
+    Returns:
+        The norm of s, and s.
+    """
+    added, _ = rms_norm(x, weight, eps, None, gain)
+    if following is None:
+        total = residual + added
+        return total, total
+    return rms_norm(added, following, eps, residual, gain)
+
+
+def _queries_and_keys(draw: Draw) -> Iterator[tuple[Any, ...]]:
+    for gain in get_args(Gain):
+        yield draw(2, 3, 4, 80), draw(2, 3, 2, 80), draw(80), draw(80), 1e-6, gain
+
+
+@op(inference=Kernel(module="inference", samples=_queries_and_keys))
+def qk_norm(
+    q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor, eps: float, gain: Gain
+) -> tuple[Tensor, Tensor]:
+    """RMSNorm of the queries and of the keys of each head (arXiv 2010.04245).
+
+    Args:
+        q: [B, T, H, D].
+        k: [B, T, H / groups, D], of the same dtype.
+        q_weight, k_weight: [D].
+        eps: added to the mean squares.
+        gain: how the weights multiply.
+    """
+    return rms_norm(q, q_weight, eps, None, gain)[0], rms_norm(k, k_weight, eps, None, gain)[0]
+
+
 def _pairs(draw: Draw) -> Iterator[tuple[Any, ...]]:
     yield draw(2, 3, 80), draw(2, 1, 80)
     yield draw(2, 3, 80), draw(2, 3, 16)

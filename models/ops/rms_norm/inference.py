@@ -1,4 +1,4 @@
-"""RMSNorm without gradients, in one kernel: of a sum, of wide rows, of heads.
+"""RMSNorm without gradients, in one kernel: of a sum, of a sum with a norm, of wide rows, of heads.
 
 The kernels of training keep what their backward pass needs, and choose a configuration at every launch.
 """
@@ -28,8 +28,17 @@ def rms_norm(
         return add_norm(x, residual, weight, eps, gain)
     # torch's kernel has no 1 + weight, which the dtype of the weight may be too coarse for.
     if len(weight) <= NARROW or gain == "one_plus":
-        return head_norms([x], weight, eps, gain=gain)[0], x
+        return head_norms([x], [weight], eps, gain=gain)[0], x
     return functional.rms_norm(x, weight.shape, weight.to(x.dtype), eps), x
+
+
+def qk_norm(
+    q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor, eps: float, gain: Gain
+) -> tuple[Tensor, Tensor]:
+    if len(q_weight) > NARROW:
+        return rms_norm(q, q_weight, eps, None, gain)[0], rms_norm(k, k_weight, eps, None, gain)[0]
+    normed_q, normed_k = head_norms([q, k], [q_weight, k_weight], eps, gain=gain)
+    return normed_q, normed_k
 
 
 def l2_norm(*parts: Tensor) -> tuple[Tensor, ...]:
@@ -41,32 +50,43 @@ def l2_norm(*parts: Tensor) -> tuple[Tensor, ...]:
     return tuple(functional.rms_norm(x, (width,), eps=1e-6 / width) * width**-0.5 for x in parts)
 
 
+@triton.jit
+def _norm(  # type: ignore[no-untyped-def]
+    value, weight, column, eps, dtype: tl.constexpr,
+    WIDTH: tl.constexpr, ROUNDED_FIRST: tl.constexpr, ONE_PLUS: tl.constexpr,
+):  # fmt: skip
+    scale = 1 / tl.sqrt(tl.sum(value * value, 1) / WIDTH + eps)
+    out = value * scale[:, None]
+    if ROUNDED_FIRST:
+        out = out.to(dtype).to(tl.float32)
+    w = tl.load(weight + column, mask=column < WIDTH, other=0.0).to(tl.float32)
+    if ONE_PLUS:
+        w += 1
+    return (out * w[None, :]).to(dtype)
+
+
 @keep_compiled
 @triton.jit(do_not_specialize=["rows"])
 def _add_norm_kernel(  # type: ignore[no-untyped-def]
-    x, residual, weight, normed, total, rows, eps,
+    x, residual, inner, weight, normed, total, rows, eps,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
-    ROUNDED_FIRST: tl.constexpr, ONE_PLUS: tl.constexpr,
+    INNER: tl.constexpr, OUTER: tl.constexpr, ROUNDED_FIRST: tl.constexpr, ONE_PLUS: tl.constexpr,
 ):  # fmt: skip
+    dtype: tl.constexpr = total.dtype.element_ty
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)
     index = row[:, None] * WIDTH + column[None, :]
     mask = (row[:, None] < rows) & (column[None, :] < WIDTH)
     value = tl.load(x + index, mask=mask, other=0.0).to(tl.float32)
+    # Norms and the sum are rounded where separate operations round them.
+    if INNER:
+        value = _norm(value, inner, column, eps, dtype, WIDTH, ROUNDED_FIRST, ONE_PLUS).to(tl.float32)
     value += tl.load(residual + index, mask=mask, other=0.0).to(tl.float32)
-    # The sum is rounded where a separate operation rounds it.
-    rounded = value.to(total.dtype.element_ty)
+    rounded = value.to(dtype)
     tl.store(total + index, rounded, mask=mask)
-    value = rounded.to(tl.float32)
-    scale = 1 / tl.sqrt(tl.sum(value * value, 1) / WIDTH + eps)
-    out = value * scale[:, None]
-    if ROUNDED_FIRST:
-        out = out.to(normed.dtype.element_ty).to(tl.float32)
-    w = tl.load(weight + column, mask=column < WIDTH, other=0.0).to(tl.float32)
-    if ONE_PLUS:
-        w += 1
-    out *= w[None, :]
-    tl.store(normed + index, out.to(normed.dtype.element_ty), mask=mask)
+    if OUTER:
+        out = _norm(rounded.to(tl.float32), weight, column, eps, dtype, WIDTH, ROUNDED_FIRST, ONE_PLUS)
+        tl.store(normed + index, out, mask=mask)
 
 
 def add_norm(
@@ -83,13 +103,31 @@ def add_norm(
     Returns:
         The norm and the sum, both new.
     """
+    return _add_norm(x, residual, None, weight, eps, gain)
+
+
+def sandwich_norm(
+    x: Tensor, weight: Tensor, eps: float, residual: Tensor, following: Tensor | None, gain: Gain
+) -> tuple[Tensor, Tensor]:
+    return _add_norm(x, residual, weight, following, eps, gain)
+
+
+def _add_norm(
+    x: Tensor, residual: Tensor, inner: Tensor | None, weight: Tensor | None, eps: float, gain: Gain
+) -> tuple[Tensor, Tensor]:
+    """The norm of the residual plus x, and that sum; `inner` is the weight of a norm of x, if it has one.
+
+    Without a weight the sum stands for its norm.
+    """
     x, residual = x.contiguous(), residual.contiguous()
     width = x.shape[-1]
     block = next_power_of_2(width)
     rows, count = max(1, ELEMENTS // block), x.numel() // width
-    normed, total = torch.empty_like(x), torch.empty_like(x)
+    total = torch.empty_like(x)
+    normed = total if weight is None else torch.empty_like(x)
     _add_norm_kernel[(-(-count // rows),)](
-        x, residual, weight, normed, total, count, eps, WIDTH=width, BLOCK=block, ROWS=rows,
+        x, residual, x if inner is None else inner, x if weight is None else weight, normed, total, count,
+        eps, WIDTH=width, BLOCK=block, ROWS=rows, INNER=inner is not None, OUTER=weight is not None,
         ROUNDED_FIRST=gain == "rounded_first", ONE_PLUS=gain == "one_plus", num_warps=4,
     )  # fmt: skip
     return normed, total
@@ -98,13 +136,13 @@ def add_norm(
 @keep_compiled
 @triton.jit(do_not_specialize=["rows0", "rows1"])
 def _head_norm_kernel(  # type: ignore[no-untyped-def]
-    x0, x1, weight, out0, out1, rows0, rows1, eps, factor,
+    x0, x1, weight0, weight1, out0, out1, rows0, rows1, eps, factor,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, HAS_WEIGHT: tl.constexpr,
     ROUNDED_FIRST: tl.constexpr, ONE_PLUS: tl.constexpr,
 ):  # fmt: skip
-    x, out, rows = x0, out0, rows0
+    x, weight, out, rows = x0, weight0, out0, rows0
     if tl.program_id(1) == 1:
-        x, out, rows = x1, out1, rows1
+        x, weight, out, rows = x1, weight1, out1, rows1
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)
     index = row[:, None] * WIDTH + column[None, :]
@@ -126,7 +164,7 @@ def _head_norm_kernel(  # type: ignore[no-untyped-def]
 
 def head_norms(
     parts: Sequence[Tensor],
-    weight: Tensor | None,
+    weights: Sequence[Tensor] | None,
     eps: float,
     factor: float = 1.0,
     gain: Gain = "rounded_first",
@@ -135,9 +173,9 @@ def head_norms(
 
     Args:
         parts: [..., D], of heads.
-        weight: [D]; None: `factor` instead.
+        weights: of each [D]; None: `factor` instead.
         eps: added to the mean square.
-        factor: of all channels, if there is no weight.
+        factor: of all channels, if there are no weights.
         gain: how the weight multiplies.
     """
     parts = [x.contiguous() for x in parts]
@@ -147,9 +185,10 @@ def head_norms(
     rows = max(1, ELEMENTS // block)
     counts = [x.numel() // width for x in parts]
     outs = [torch.empty_like(x) for x in parts]
+    gains = (first, first) if weights is None else (weights[0], weights[-1])
     _head_norm_kernel[(-(-max(counts) // rows), len(parts))](
-        first, last, first if weight is None else weight, outs[0], outs[-1], counts[0], counts[-1], eps,
-        factor, WIDTH=width, BLOCK=block, ROWS=rows, HAS_WEIGHT=weight is not None,
+        first, last, *gains, outs[0], outs[-1], counts[0], counts[-1], eps, factor,
+        WIDTH=width, BLOCK=block, ROWS=rows, HAS_WEIGHT=weights is not None,
         ROUNDED_FIRST=gain == "rounded_first", ONE_PLUS=gain == "one_plus", num_warps=4,
     )  # fmt: skip
     return outs

@@ -41,6 +41,13 @@ def add_norm(module: Any, place: Place, size: int) -> list[Tensor]:
     return [*module.add_norm(x, residual, weight, 1e-5)]
 
 
+def sandwich_norm(module: Any, place: Place, size: int) -> list[Tensor]:
+    x, residual = place(drawn(size, 3, 48)), place(drawn(size, 3, 48, seed=1))
+    weight, following = place(drawn(48)), place(drawn(48, seed=1))
+    found = [module.sandwich_norm(x, weight, 1e-5, residual, each, "one_plus") for each in (following, None)]
+    return [each for pair in found for each in pair]
+
+
 def glu(module: Any, place: Place, size: int) -> list[Tensor]:
     gate, x = place(drawn(size, 3, 2 * 48)).split(48, -1)
     return [module.glu(gate, x), module.glu(x.contiguous(), x, "gelu_tanh")]
@@ -48,7 +55,10 @@ def glu(module: Any, place: Place, size: int) -> list[Tensor]:
 
 def head_norms(module: Any, place: Place, size: int) -> list[Tensor]:
     x, y = place(drawn(size, 3, 2, 16)), place(drawn(size, 3, 5, 16))
-    return [*module.head_norms([x, y], None, 1e-6, 0.25), *module.head_norms([x], place(drawn(16)), 1e-6)]
+    return [
+        *module.head_norms([x, y], None, 1e-6, 0.25),
+        *module.head_norms([x, y], [place(drawn(16)), place(drawn(16, seed=1))], 1e-6),
+    ]
 
 
 def rotary(module: Any, place: Place, size: int) -> list[Tensor]:
@@ -113,6 +123,7 @@ def rotate_and_store(module: Any, place: Place, size: int) -> list[Tensor]:
 
 CASES: list[tuple[str, Callable[[Any, Place, int], list[Tensor]]]] = [
     ("rms_norm.inference", add_norm),
+    ("rms_norm.inference", sandwich_norm),
     ("rms_norm.inference", head_norms),
     ("glu.inference", glu),
     ("rotary.inference", rotary),

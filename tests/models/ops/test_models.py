@@ -17,7 +17,7 @@ pytestmark = NEEDS_DEVICE
 
 @pytest.mark.parametrize(
     ("family", "mixers"),
-    [("llama", []), ("llama", ["gated_deltanet", "softmax"])]
+    [("llama", []), ("llama", ["gated_deltanet", "softmax"]), ("gemma3_text", [])]
     + [("qwen2", []), ("qwen3", ["softmax", "kda"]), ("mistral", ["gla", "retnet"])] * (not INTERPRETED)
     + [("llama", ["gated_deltanet"]), ("llama", ["gla", "deltanet"])] * (not INTERPRETED),
 )
@@ -38,8 +38,8 @@ def test_models_compute_what_they_do_without(
     found: dict[bool, list[torch.Tensor]] = {False: [], True: []}
     sums: list[bool] = []
     norms: Any = import_module("evalsuite.models.ops.rms_norm.inference")
-    right = norms.add_norm
-    monkeypatch.setattr(norms, "add_norm", lambda *given: sums.append(fused) or right(*given))
+    right = norms._add_norm
+    monkeypatch.setattr(norms, "_add_norm", lambda *given: sums.append(fused) or right(*given))
     for fused, outputs in found.items():
         monkeypatch.setattr(Op, "proven", lambda *_, fused=fused: fused)
         if INTERPRETED:

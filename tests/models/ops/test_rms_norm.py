@@ -9,7 +9,7 @@ from typing import get_args
 import pytest
 import torch
 
-from evalsuite.models.ops.rms_norm import Gain
+from evalsuite.models.ops.rms_norm import Gain, sandwich_norm
 from evalsuite.models.ops.rms_norm import rms_norm as op
 from tests.models.ops.device import DEVICE, INTERPRETED, NEEDS_DEVICE, compare, draw
 
@@ -69,6 +69,29 @@ def test_norm_of_a_sum(width: int, dtype: torch.dtype) -> None:
     assert torch.equal(residual, before)
 
 
+@pytest.mark.parametrize("followed", [True, False])
+@pytest.mark.parametrize("gain", get_args(Gain))
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_sandwich_norm(dtype: torch.dtype, gain: Gain, followed: bool) -> None:
+    """Nearly all numbers are those of separate norms, which round between them."""
+    from evalsuite.models.ops.rms_norm.inference import sandwich_norm as found
+
+    torch.manual_seed(0)
+    width = 72 if INTERPRETED else 640
+    x, residual, weight, following = (
+        draw(*shape).to(dtype) for shape in [(3, 41, width)] * 2 + [(width,)] * 2
+    )
+    x = (8 * x).transpose(0, 1)
+    before = residual.clone()
+    given = weight, 1e-5, residual.transpose(0, 1), following if followed else None, gain
+    tolerance = {torch.float32: 1e-5, torch.float16: 2**-7, torch.bfloat16: 2**-4}[dtype]
+    for mine, expected in zip(found(x, *given), sandwich_norm.reference(x, *given), strict=True):
+        torch.testing.assert_close(mine, expected, rtol=tolerance, atol=tolerance)
+        if dtype != torch.float32:
+            assert (mine == expected).float().mean() > 0.98
+    assert torch.equal(residual, before)
+
+
 @pytest.mark.parametrize(
     ("width", "dtype", "weighted"),
     [
@@ -84,16 +107,18 @@ def test_norms_of_heads(width: int, dtype: torch.dtype, weighted: bool) -> None:
     torch.manual_seed(0)
     # More rows than one program computes, and not a multiple of them.
     x = (torch.randn(3, 7, 5, width, device=DEVICE) * 3).to(dtype)
-    weight = torch.randn(width, device=DEVICE).to(dtype) if weighted else None
+    weights = [torch.randn(width, device=DEVICE).to(dtype) for _ in range(2)] if weighted else None
     exact = x.double() * torch.rsqrt(x.double().square().mean(-1, keepdim=True) + 1e-6)
-    exact = exact * (0.125 if weight is None else weight.double())
-    found = head_norms([x], weight, 1e-6, 0.125)[0]
+    exact = exact * (0.125 if weights is None else weights[0].double())
+    found = head_norms([x], weights and weights[:1], 1e-6, 0.125)[0]
     tolerance = 2**-9 if dtype == torch.float16 else 1e-5
     torch.testing.assert_close(found.double(), exact, rtol=tolerance, atol=1e-6)
     # Two of different sizes together, the smaller one in any place.
     for parts in ((x, x[:1, :, 1:3]), (x[:, :1], x)):
-        alone = [head_norms([part], weight, 1e-6, 0.125)[0] for part in parts]
-        for mine, theirs in zip(head_norms(parts, weight, 1e-6, 0.125), alone, strict=True):
+        alone = [
+            head_norms([part], weights and weights[i : i + 1], 1e-6, 0.125)[0] for i, part in enumerate(parts)
+        ]
+        for mine, theirs in zip(head_norms(parts, weights, 1e-6, 0.125), alone, strict=True):
             assert torch.equal(mine, theirs)
 
 
