@@ -34,9 +34,9 @@ def keep_compiled(function: Any) -> Any:
 class Launcher:
     """Launches a kernel directly once Triton has compiled and launched it for arguments of the same form.
 
-    Triton launches it as usual if there are hooks or a debug mode, if it reads global variables (their values
-    are checked at each launch), if the grid is not a tuple, if constants are not all passed by keyword, or if
-    other arguments are.
+    Triton launches it as usual if launches have hooks or there is a debug mode, if it reads global variables
+    (their values are checked at each launch), if the grid is not a tuple, if constants are not all passed by
+    keyword, or if other arguments are.
 
     Args:
         fn: the kernel.
@@ -116,12 +116,14 @@ def form_of(args: tuple[Any, ...]) -> tuple[Any, ...] | None:
 
 
 def _hooked() -> bool:
-    """Whether something observes or changes launches: hooks, as a profiler's, instrumentation, debug mode."""
+    """Whether something observes or changes launches: hooks, as a profiler's, instrumentation, debug mode.
+
+    Not `jit_cache_hook`, which is called before a compilation: what is kept is compiled.
+    """
     runtime = knobs.runtime
     return bool(
         runtime.debug
         or knobs.compilation.instrumentation_mode
-        or runtime.jit_cache_hook is not None
         or runtime.add_stages_inspection_hook is not None
         or _is_set(runtime.launch_enter_hook)
         or _is_set(runtime.launch_exit_hook)

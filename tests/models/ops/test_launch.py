@@ -225,6 +225,22 @@ def test_unusual_launches_are_those_of_triton(
     assert kernel.calls == 10
 
 
+def test_launches_are_direct_while_compilations_are_logged(
+    kernel: Any, driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in every process that runs a model: `tuning.install` logs compilations."""
+    from triton import knobs
+
+    from evalsuite.models.ops.tuning import CompileNotice
+
+    monkeypatch.setattr(knobs.runtime, "jit_cache_hook", CompileNotice())
+    args, constants = arguments()
+    for _ in range(3):
+        kernel[(1,)](*args, **constants)
+    assert kernel.calls == 1
+    assert len(driver.launches) == 3
+
+
 def test_launches_are_recorded_and_not_kept(kernel: Any, driver: Driver) -> None:
     from evalsuite.models.ops.tuning.compile_ahead import record_launches
 

@@ -163,6 +163,48 @@ def test_every_kernel_is_launched_directly() -> None:
         assert all(isinstance(kernel, Launcher) for kernel in kernels.values()), name
 
 
+@pytest.mark.parametrize("family", ["llama", "gemma3_text"])
+def test_a_model_launches_directly(
+    family: str, make_teacher: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a process whose kernels are tuned, as in every run."""
+    from triton.runtime.jit import JITFunction
+
+    from evalsuite.models.decoder.build import to_decoder
+    from evalsuite.models.inference.torch.model_runner import ModelRunner
+    from evalsuite.models.ops.launch import Launcher
+
+    kernels = {
+        id(kernel.fn)
+        for name, _ in CASES
+        for kernel in vars(kernels_of(name)).values()
+        if isinstance(kernel, Launcher)
+    }
+    by_triton: list[str] = []
+    plain = JITFunction.run
+
+    def run(self: Any, *args: Any, **options: Any) -> Any:
+        if id(self) in kernels:
+            by_triton.append(self.fn.__name__)
+        return plain(self, *args, **options)
+
+    monkeypatch.setattr(JITFunction, "run", run)
+    runner = ModelRunner(to_decoder(make_teacher(family)).eval().to(DEVICE, torch.float16))
+
+    def score() -> list[str]:
+        by_triton.clear()
+        with torch.inference_mode():
+            _, cache = runner.prefill([[5, 6, 7], [8, 9]], keep=True)
+            runner.prefill([[5, 6], [7]], parent=cache, parent_rows=[1, 0])
+        return list(by_triton)
+
+    score()
+    assert score() == []
+    with monkeypatch.context() as patch:
+        patch.setattr("evalsuite.models.ops.launch._hooked", lambda: True)
+        assert {"_add_norm_kernel", "_rotate_and_store_kernel"} <= {*score()}
+
+
 @pytest.mark.parametrize(("name", "compute"), CASES, ids=lambda case: getattr(case, "__name__", None))
 def test_results_are_the_same_to_the_bit(
     name: str, compute: Callable[[Any, Place, int], list[Tensor]]
