@@ -100,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options, command = parser.parse_known_args(arguments)
     if options.out.exists():
         raise ConfigError(f"{options.out} exists; a run that begins there would be resumed")
-    spent = first_step(command, options.out, options.patience)
+    spent = round(first_step(command, options.out, options.patience), 2)
     peer = seconds([sys.executable, "-c", IMPORTS])
     found = list(spans((options.out / "samples.txt").read_text().splitlines(), spent))
     print(f"first step after {spent:.1f} s, imports alone {peer:.1f} s: {spent / peer:.1f} x")
@@ -111,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.out / "first_step.json",
         {
             "command": command,
-            "seconds": round(spent, 2),
+            "seconds": spent,
             "peer_seconds": round(peer, 2),
             "load": round(os.getloadavg()[0], 1),
             "processors": len(os.sched_getaffinity(0)),

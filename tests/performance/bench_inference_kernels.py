@@ -166,6 +166,14 @@ def _elementwise(setting: Setting, sizes: Sequence[tuple[int, int]], small: bool
         yield Case(
             "norm of a sum", rms_norm.rms_norm, (draw(*size, hidden), draw(hidden), 1e-5, draw(*size, hidden))
         )
+        sandwich = draw(*size, hidden), draw(hidden), 1e-5, draw(*size, hidden), draw(hidden), "one_plus"
+        yield Case("norm of a norm's sum", rms_norm.sandwich_norm, sandwich)
+        q, k = draw(*size, heads, width), draw(*size, shape.kv_heads, width)
+        yield Case(
+            "norms of queries, keys",
+            rms_norm.qk_norm,
+            (q, k, draw(width), draw(width), 1e-5, "rounded_first"),
+        )
         yield Case("norm of heads", rms_norm.rms_norm, (draw(*size, heads, width), draw(width), 1e-5))
         yield Case("keys of length one", rms_norm.l2_norm, tuple(draw(*size, heads, width) for _ in range(2)))
         yield Case(
