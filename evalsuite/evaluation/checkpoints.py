@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from evalsuite.foundation import CheckpointError, ConfigError, DataError, content_hash, read_json
 from evalsuite.foundation.context_limits import ContextLimit
@@ -98,7 +99,10 @@ def describe_checkpoints(
     paths = [teacher, *(path for path in checkpoints if path != teacher)] if teacher else list(checkpoints)
     if not paths:
         raise ConfigError("no checkpoints given: pass --checkpoint and/or --teacher")
-    known = [describe_checkpoint(path, trust_remote_code=trust_remote_code, variants=True) for path in paths]
+    known = [
+        describe_checkpoint(path, trust_remote_code=trust_remote_code, variants=True, shares_tokenizer=True)
+        for path in paths
+    ]
     labels = [info.label for info in known]
     if len(set(labels)) < len(labels):
         labels = unique_labels([str(path) for path in paths])
@@ -109,7 +113,7 @@ def describe_checkpoints(
             path=str(path),
             role="teacher" if path == teacher else "student",
             weights_id=info.weights_id,
-            tokenizer=tokenizer_id(info.tokenizer),
+            tokenizer=_id_of_shared(info.tokenizer),
             text_tokenizer=info.tokenizer,
             positions=max_positions(info.config),
             parameters=info.parameters,
@@ -206,6 +210,16 @@ def _layers(config: Any) -> dict[str, Any]:
 
     places = {name: asdict(place) for name, place in taxonomies(config).items()}
     return {"taxonomy": places, "state_bytes": state_bytes(config)}
+
+
+_IDS: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+
+
+def _id_of_shared(tokenizer: Any) -> str:
+    """`tokenizer_id` of a tokenizer that nobody changes, which takes seconds for a large vocabulary, once."""
+    if tokenizer not in _IDS:
+        _IDS[tokenizer] = tokenizer_id(tokenizer)
+    return _IDS[tokenizer]
 
 
 def tokenizer_id(tokenizer: Any) -> str:

@@ -54,12 +54,27 @@ def weights_id(path: Path) -> str:
             for chunk in tensor.chunks():
                 digest.update(chunk)
         digest.update(canonical_json(_stable_config(path)).encode())
-        for name in _TOKENIZER_FILES:
-            if (path / name).is_file():
-                digest.update(f"{name} {_tokenizer_hash(path / name)}\n".encode())
+        digest.update(_tokenizer_lines(path).encode())
     except OSError as error:
         raise CheckpointError(f"{error.filename or path}: cannot be read ({error.strerror})") from error
     return digest.hexdigest()[:16]
+
+
+def tokenizer_files_id(folder: Path) -> str:
+    """Hash the files of a checkpoint's tokenizer to 16 hex digits.
+
+    Raises:
+        CheckpointError: one of them cannot be read.
+    """
+    try:
+        return hashlib.sha256(_tokenizer_lines(folder).encode()).hexdigest()[:16]
+    except OSError as error:
+        raise CheckpointError(f"{error.filename or folder}: cannot be read ({error.strerror})") from error
+
+
+def _tokenizer_lines(folder: Path) -> str:
+    files = (folder / name for name in _TOKENIZER_FILES)
+    return "".join(f"{file.name} {_tokenizer_hash(file)}\n" for file in files if file.is_file())
 
 
 def fingerprint(weights: str, dtype: str, engine: str, versions: dict[str, str]) -> str:

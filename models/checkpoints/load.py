@@ -18,7 +18,7 @@ from transformers.utils import logging as transformers_logging
 
 from evalsuite.foundation import CheckpointError, ConfigError, EvalsuiteError, content_hash
 from evalsuite.models.checkpoints.config import STUDENT_TYPE, check_config, read_object
-from evalsuite.models.checkpoints.fingerprint import weights_id
+from evalsuite.models.checkpoints.fingerprint import tokenizer_files_id, weights_id
 from evalsuite.models.checkpoints.location import TRAINING, Location, first_line, locate
 from evalsuite.models.checkpoints.once_per_file import once_per_file
 from evalsuite.models.checkpoints.precision import EXACT, Precision
@@ -83,6 +83,7 @@ def load_checkpoint(
     label: str | None = None,
     as_decoder: bool = True,
     with_tokenizer: bool = True,
+    shares_tokenizer: bool = False,
 ) -> Checkpoint:
     """Load a model for inference (eval mode).
 
@@ -96,6 +97,8 @@ def load_checkpoint(
         as_decoder: load a teacher of a supported family as our decoder, with `softmax` in every layer; false:
             as transformers' own model.
         with_tokenizer: false: without the tokenizer, for a caller that has it (see `load_outline`).
+        shares_tokenizer: the tokenizer may be that of another checkpoint in this process with equal files;
+            for a caller that does not change it.
 
     Raises:
         CheckpointError: missing, truncated, pickled, of another schema, in need of remote code, with a
@@ -115,7 +118,9 @@ def load_checkpoint(
         hashed = pool.submit(weights_id, location.path)
         # The tokenizer and the model read it as well, with errors that do not name it.
         config = _load(AutoConfig, location, trust_remote_code)
-        tokenizer = _load_tokenizer(location, trust_remote_code, config) if with_tokenizer else None
+        tokenizer = None
+        if with_tokenizer:
+            tokenizer = _load_tokenizer(location, trust_remote_code, config, shared=shares_tokenizer)
         model, report = _load(
             AutoModelForCausalLM,
             location,
@@ -200,6 +205,7 @@ def describe_checkpoint(
     *,
     trust_remote_code: bool = False,
     with_tokenizer: bool = True,
+    shares_tokenizer: bool = False,
     variants: bool = False,
 ) -> CheckpointInfo:
     """Describe a checkpoint without loading its weights.
@@ -207,6 +213,7 @@ def describe_checkpoint(
     Args:
         variants: accept settings in the path, for a caller that loads the model with `load_checkpoint`.
         with_tokenizer: false does without the tokenizer of a GGUF file, whose merges take seconds to derive.
+        shares_tokenizer: as in `load_checkpoint`.
 
     Raises:
         CheckpointError: as `load_checkpoint`.
@@ -221,7 +228,7 @@ def describe_checkpoint(
                 raise CheckpointError(f"{location.source}: it has no tokenizer")
             _check_tokenizer(location, tokens - 1, config)
         else:
-            tokenizer = _load_tokenizer(location, trust_remote_code, config)
+            tokenizer = _load_tokenizer(location, trust_remote_code, config, shared=shares_tokenizer)
             tokens = len(tokenizer)
         parameters = _parameters(location)
     original = weights_id(location.path)
@@ -337,12 +344,29 @@ def _load(kind: Any, location: Location, trust_remote_code: bool, **arguments: A
     return loaded
 
 
-def _load_tokenizer(location: Location, trust_remote_code: bool, config: PreTrainedConfig) -> Any:
-    """The checkpoint's tokenizer, of which the caller is the only owner. Raises as `load_checkpoint`."""
-    if location.header is None:
-        tokenizer = whole_texts(_load(AutoTokenizer, location, trust_remote_code))
-    else:
+_SHARED: dict[str, Any] = {}
+"""Content of tokenizer files → tokenizer: the last ones that are shared."""
+_MAX_SHARED = 4
+
+
+def _load_tokenizer(
+    location: Location, trust_remote_code: bool, config: PreTrainedConfig, *, shared: bool = False
+) -> Any:
+    """The checkpoint's tokenizer, whose only owner is the caller unless it is shared.
+
+    Raises as `load_checkpoint`.
+    """
+    if location.header is not None:
         tokenizer = _derive_tokenizer(location, trust_remote_code)
+    elif shared and not trust_remote_code and (location.folder / "tokenizer.json").is_file():
+        key = f"{config.model_type} {tokenizer_files_id(location.folder)}"
+        known = _SHARED.pop(key, None)
+        loaded = _load(AutoTokenizer, location, trust_remote_code) if known is None else known
+        _SHARED[key] = tokenizer = whole_texts(loaded)
+        while len(_SHARED) > _MAX_SHARED:
+            _SHARED.pop(next(iter(_SHARED)))
+    else:
+        tokenizer = whole_texts(_load(AutoTokenizer, location, trust_remote_code))
     _check_tokenizer(location, max(tokenizer.get_vocab().values(), default=-1), config)
     return tokenizer
 

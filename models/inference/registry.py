@@ -44,6 +44,7 @@ class EngineSettings:
             "device": self.device,
             "label": self.label,
             "trust_remote_code": self.trust_remote_code,
+            "shares_tokenizer": True,
         }
 
 

@@ -57,7 +57,9 @@ def measure_distances(
     device, dtype = resolve_device(device, dtype)
 
     def load(path: str, kind: str) -> Checkpoint:
-        return load_checkpoint(path, dtype=kind, device=device, trust_remote_code=trust_remote_code)
+        return load_checkpoint(
+            path, dtype=kind, device=device, trust_remote_code=trust_remote_code, shares_tokenizer=True
+        )
 
     reference = load(teacher, "float32")
     config = reference.model.config

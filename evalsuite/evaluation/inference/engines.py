@@ -124,7 +124,9 @@ def select_checkpoints(
         if each is None:
             from evalsuite.models.checkpoints.load import describe_checkpoint
 
-            info = describe_checkpoint(path, trust_remote_code=trust_remote_code, variants=True)
+            info = describe_checkpoint(
+                path, trust_remote_code=trust_remote_code, variants=True, shares_tokenizer=True
+            )
             weights_id = info.weights_id
             if weights_id not in by_weights:
                 raise ConfigError(f"{path}: not a checkpoint of this run; build its requests first")

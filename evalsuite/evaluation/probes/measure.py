@@ -165,7 +165,11 @@ def measure_probes(
         for each in work:
             if loaded is None or loaded.weights_id != each.checkpoint.weights_id:
                 loaded = load_checkpoint(
-                    each.checkpoint.path, dtype=dtype, device=device, trust_remote_code=trust_remote_code
+                    each.checkpoint.path,
+                    dtype=dtype,
+                    device=device,
+                    trust_remote_code=trust_remote_code,
+                    with_tokenizer=False,
                 )
             placed = {one.haystack.doc_id: one for one in each.haystacks}
             rows: list[dict[str, Any]] = []

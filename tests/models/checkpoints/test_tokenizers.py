@@ -73,6 +73,41 @@ def test_truncation_and_padding_of_a_file_never_apply(folder: Path) -> None:
     assert weights_id(folder) == before.weights_id
 
 
+def test_checkpoints_with_equal_files_can_share_a_tokenizer(folder: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(folder, tmp_path / "student")
+    shared = describe_checkpoint(folder, shares_tokenizer=True).tokenizer
+    # A call may leave its state.
+    shared(["w1 w2"], truncation=True, max_length=4)
+    found = load_checkpoint(other, shares_tokenizer=True).tokenizer
+    assert found is shared
+    assert found.backend_tokenizer.truncation is None
+    for owned in (load_checkpoint(other).tokenizer, describe_checkpoint(folder).tokenizer):
+        assert owned is not shared
+        owned.add_tokens(["w100"])
+    assert describe_checkpoint(folder, shares_tokenizer=True).tokenizer.get_vocab() == words().get_vocab()
+    file = other / "tokenizer_config.json"
+    file.write_text(file.read_text().replace("</s>", "w3"))
+    assert load_checkpoint(other, shares_tokenizer=True).tokenizer.eos_token == "w3"
+    assert shared.eos_token == "</s>"
+
+
+def test_the_identity_of_a_shared_tokenizer_is_computed_once(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from evalsuite.evaluation import checkpoints
+    from evalsuite.models.checkpoints import load
+
+    monkeypatch.setattr(load, "_SHARED", {})
+    computed: list[str] = []
+    monkeypatch.setattr(
+        checkpoints, "tokenizer_id", lambda each: computed.append(tokenizer_id(each)) or computed[-1]
+    )
+    other = shutil.copytree(folder, tmp_path / "student")
+    found = [checkpoints.describe_checkpoints([str(each)], None)[0].tokenizer for each in (folder, other)]
+    assert len(computed) == 1
+    assert found == 2 * computed
+
+
 CLASSES = ("PreTrainedTokenizerFast", "LlamaTokenizer", "GemmaTokenizer", "Qwen2Tokenizer", "GPT2Tokenizer")
 
 
