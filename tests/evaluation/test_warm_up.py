@@ -2,6 +2,7 @@
 
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,10 @@ from evalsuite.config import RunConfig
 from evalsuite.evaluation import evaluate, run
 from evalsuite.evaluation.inference import engines
 from evalsuite.evaluation.inference.warm_up import prepare_workers, warm_up
+from evalsuite.evaluation.inference.worker import EngineChoice
 from evalsuite.executors import LocalExecutor
 from evalsuite.foundation import ConfigError
+from evalsuite.models.checkpoints.fingerprint import source_hash
 
 
 @pytest.fixture
@@ -38,6 +41,17 @@ def test_cuda_starts_where_inference_runs(started: list[str], device: str, expec
     join()
     assert started == expected
     assert "evalsuite.models.inference.torch.engine" in sys.modules
+
+
+def test_the_source_of_a_decoder_is_hashed_meanwhile(
+    make_llama: Callable[[Path, int], Path], tmp_path: Path
+) -> None:
+    engine = EngineChoice(engine="torch", device="cpu").open(str(make_llama(tmp_path / "tiny", 0)))
+    source_hash.cache_clear()
+    warm_up("torch", "cpu")
+    before = source_hash.cache_info().misses
+    assert engine.fingerprint
+    assert source_hash.cache_info().misses == before > 0
 
 
 def test_a_gpu_that_does_not_start_is_left_to_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:

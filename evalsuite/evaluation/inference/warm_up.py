@@ -1,4 +1,4 @@
-"""What a process that runs models does before it knows which: it imports, and starts CUDA meanwhile.
+"""What a process that runs models does before it knows which: it imports, hashes, and starts CUDA meanwhile.
 
 Importing this module is cheap.
 """
@@ -6,6 +6,7 @@ Importing this module is cheap.
 import threading
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 from evalsuite.config import RunConfig
 from evalsuite.executors import Executor
@@ -41,9 +42,12 @@ def _import(engine: str, device: str) -> None:
         threading.Thread(
             target=_start_cuda, args=("cuda" if device == "auto" else device,), name="cuda", daemon=True
         ).start()
+    from evalsuite.models.checkpoints.fingerprint import STUDENT_SOURCE, source_hash
     from evalsuite.models.engines import engine_type
 
-    engine_type(engine, {})
+    kind: Any = engine_type(engine, {})
+    # Parsing what the fingerprint of every decoder of ours covers takes a second.
+    source_hash(*kind.source, *STUDENT_SOURCE)
 
 
 def _start_cuda(device: str) -> None:
