@@ -363,8 +363,9 @@ def _load_tokenizer(
         known = _SHARED.pop(key, None)
         loaded = _load(AutoTokenizer, location, trust_remote_code) if known is None else known
         _SHARED[key] = tokenizer = whole_texts(loaded)
-        while len(_SHARED) > _MAX_SHARED:
-            _SHARED.pop(next(iter(_SHARED)))
+        # Another thread may load a checkpoint at the same time.
+        for old in list(_SHARED)[:-_MAX_SHARED]:
+            _SHARED.pop(old, None)
     else:
         tokenizer = whole_texts(_load(AutoTokenizer, location, trust_remote_code))
     _check_tokenizer(location, max(tokenizer.get_vocab().values(), default=-1), config)
