@@ -359,6 +359,7 @@ def _load_tokenizer(
     if location.header is not None:
         tokenizer = _derive_tokenizer(location, trust_remote_code)
     elif shared and not trust_remote_code and (location.folder / "tokenizer.json").is_file():
+        # A tokenizer without that file may depend on others than those that are hashed.
         key = f"{config.model_type} {tokenizer_files_id(location.folder)}"
         known = _SHARED.pop(key, None)
         loaded = _load(AutoTokenizer, location, trust_remote_code) if known is None else known

@@ -48,7 +48,10 @@ def add_norm(norm: Any, x: Tensor, residual: Tensor | None, gain: Gain | None) -
 def add_normed(
     norm: Any, x: Tensor, residual: Tensor, following: Any, gain: Gain | None
 ) -> tuple[Tensor, Tensor]:
-    """The norm `following` of residual + norm(x), and the sum; without a norm its argument. As `add_norm`."""
+    """The norm `following` of residual + norm(x), and the sum; a norm that is None changes nothing.
+
+    Else as `add_norm`.
+    """
     if norm is None:
         return add_norm(following, x, residual, gain)
     weight, eps = None if following is None else following.weight, norm_eps(norm)

@@ -317,7 +317,7 @@ def _dry_run(arguments: argparse.Namespace, sweep: "Sweep", device: str, dtype: 
     if arguments.random:
         named = [(each.label, each.config) for each in random_models(arguments.like, arguments.mixer)]
     else:
-        infos = [describe_checkpoint(path) for path in arguments.checkpoints]
+        infos = [describe_checkpoint(path, shares_tokenizer=True) for path in arguments.checkpoints]
         named = [(info.label, info.config) for info in infos]
     print(f"{'model':<44}{'points':>7}{'seconds':>9}{'peak GiB':>10}")
     total = 0.0

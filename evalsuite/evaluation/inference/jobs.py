@@ -31,6 +31,8 @@ Document = list[tuple[Key, Request]]
 class RequestReader:
     """Reads the requests of a run, once for checkpoints of one tokenizer and limit that follow each other.
 
+    They stay in memory until others are read.
+
     Args:
         run, manifest: of the run folder.
     """

@@ -112,7 +112,7 @@ class EndpointEngine(EngineType):
         known = ("url", "model", "in_flight", "timeout", "retries")
         if extra := [name for name in settings.arguments if name not in known]:
             raise ConfigError(f"engine endpoint has no argument '{extra[0]}'; known are {', '.join(known)}")
-        info = describe_checkpoint(path, trust_remote_code=settings.trust_remote_code)
+        info = describe_checkpoint(path, trust_remote_code=settings.trust_remote_code, shares_tokenizer=True)
         return cls(info, **settings.arguments)
 
     @property

@@ -138,7 +138,7 @@ class VllmEngine(EngineType):
     @classmethod
     def open(cls, path: str, settings: EngineSettings) -> "VllmEngine":
         """Leaves the device to vLLM."""
-        info = describe_checkpoint(path, trust_remote_code=settings.trust_remote_code)
+        info = describe_checkpoint(path, trust_remote_code=settings.trust_remote_code, shares_tokenizer=True)
         trusted = {"trust_remote_code": True} if settings.trust_remote_code else {}
         return cls(info, dtype=settings.dtype, arguments={**trusted, **settings.arguments})
 
