@@ -274,7 +274,7 @@ class Block(GradientCheckpointingLayer):
         plain = type(down) is nn.Linear and down.bias is None and residual is not x
         if self.activation is None or not plain or x.dtype not in HALF or x.dtype != down.weight.dtype:
             return None
-        if not glu.has_kernel(x):
+        if not glu.has_kernel(x, self.activation):
             return None
         values = glu(mlp.gate_proj(x), mlp.up_proj(x), self.activation)
         residual.flatten(0, 1).addmm_(values.flatten(0, 1), down.weight.T)

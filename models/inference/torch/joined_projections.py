@@ -38,7 +38,7 @@ def join_projections(decoder: nn.Module) -> None:
 @torch.no_grad()
 def _is_fused(block: Block) -> bool:
     weight: Tensor = block.mlp.down_proj.weight
-    return block.activation is not None and weight.dtype in HALF and glu.has_kernel(weight)
+    return block.activation is not None and weight.dtype in HALF and glu.has_kernel(weight, block.activation)
 
 
 def join(owner: nn.Module, layers: Sequence[nn.Module]) -> None:

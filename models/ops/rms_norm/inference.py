@@ -1,4 +1,4 @@
-"""RMSNorm without gradients, in one kernel: of a sum, of a sum with a norm, of wide rows, of heads.
+"""RMSNorm without gradients, in one kernel: of a sum, of a sum with a norm, of rows, of heads.
 
 The kernels of training keep what their backward pass needs, and choose a configuration at every launch.
 """
@@ -9,7 +9,6 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.nn import functional
 
 from evalsuite.models.ops.launch import keep_compiled
 from evalsuite.models.ops.numerics import next_power_of_2
@@ -17,8 +16,6 @@ from evalsuite.models.ops.rms_norm import Gain
 
 ELEMENTS = 2048
 """Elements of one program."""
-NARROW = 256
-"""Width up to which rows are too narrow for torch's kernel, which takes one block of threads per row."""
 
 
 def rms_norm(
@@ -26,17 +23,12 @@ def rms_norm(
 ) -> tuple[Tensor, Tensor]:
     if residual is not None:
         return add_norm(x, residual, weight, eps, gain)
-    # torch's kernel has no 1 + weight, which the dtype of the weight may be too coarse for.
-    if len(weight) <= NARROW or gain == "one_plus":
-        return head_norms([x], [weight], eps, gain=gain)[0], x
-    return functional.rms_norm(x, weight.shape, weight.to(x.dtype), eps), x
+    return head_norms([x], [weight], eps, gain=gain)[0], x
 
 
 def qk_norm(
     q: Tensor, k: Tensor, q_weight: Tensor, k_weight: Tensor, eps: float, gain: Gain
 ) -> tuple[Tensor, Tensor]:
-    if len(q_weight) > NARROW:
-        return rms_norm(q, q_weight, eps, None, gain)[0], rms_norm(k, k_weight, eps, None, gain)[0]
     normed_q, normed_k = head_norms([q, k], [q_weight, k_weight], eps, gain=gain)
     return normed_q, normed_k
 
@@ -45,9 +37,7 @@ def l2_norm(*parts: Tensor) -> tuple[Tensor, ...]:
     width = parts[0].shape[-1]
     if len(parts) > 1 and any(part.shape[-1] != width for part in parts):
         return tuple(normed for part in parts for normed in l2_norm(part))
-    if width <= NARROW:
-        return tuple(head_norms(parts, None, 1e-6 / width, width**-0.5))
-    return tuple(functional.rms_norm(x, (width,), eps=1e-6 / width) * width**-0.5 for x in parts)
+    return tuple(head_norms(parts, None, 1e-6 / width, width**-0.5))
 
 
 @triton.jit

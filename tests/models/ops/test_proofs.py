@@ -19,10 +19,12 @@ pytestmark = NEEDS_DEVICE
 
 HEADS = [(6, 2, 32), (2, 2, 16)] + [(9, 3, 64), (32, 8, 128)] * (not INTERPRETED)
 OPS: list[tuple[Op[..., Any], tuple[Any, ...]]] = [
-    (rms_norm.rms_norm, ()),
+    *((rms_norm.rms_norm, (gain,)) for gain in get_args(rms_norm.Gain)),
+    *((rms_norm.sandwich_norm, (gain,)) for gain in get_args(rms_norm.Gain)),
+    *((rms_norm.qk_norm, (gain,)) for gain in get_args(rms_norm.Gain)),
     (rms_norm.l2_norm, ()),
     (rotary.rotary, ()),
-    (glu.glu, ()),
+    *((glu.glu, (activation,)) for activation in get_args(glu.Activation)),
     (short_conv.short_convolutions, ()),
     (gates.gates_of_logits, ()),
     (logprobs.row_logprobs, ()),
