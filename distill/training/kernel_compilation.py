@@ -1,6 +1,8 @@
 """Compilation of a stage's Triton kernels before its first step."""
 
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -48,13 +50,14 @@ class KernelCompilation:
             tuning.install(configs=configs, autotune=autotune)
 
     def start(self, *, fresh_only: bool = False) -> None:
-        """Start the worker processes, which takes seconds, in the background.
+        """Start the worker processes in the background, and import fla, both of which takes seconds.
 
         Args:
             fresh_only: not if this machine has compiled kernels before.
         """
         if not self._enabled or self._workers is not None:
             return
+        threading.Thread(target=_import_kernels, daemon=True, name="import kernels").start()
         from evalsuite.models.ops.tuning.compile_ahead import CompileWorkers, has_compiled
 
         if not fresh_only or not has_compiled():
@@ -95,3 +98,9 @@ class KernelCompilation:
         if self._workers is not None:
             self._workers.close()
             self._workers = None
+
+
+def _import_kernels() -> None:
+    # What fails here fails again where it is needed, which reports it.
+    with suppress(Exception):
+        import fla.ops  # noqa: F401

@@ -7,7 +7,6 @@ compiled in worker processes, and the step then finds them in Triton's cache on 
 
 import fcntl
 import hashlib
-import importlib
 import json
 import os
 import queue
@@ -17,13 +16,14 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from evalsuite.foundation import progress
 from evalsuite.models.ops import tuning
+from evalsuite.models.ops.tuning.compile_worker import compile_kernel
 
 MAX_WORKERS = 32
 FEW = 8
@@ -31,8 +31,7 @@ FEW = 8
 WORKER = (
     sys.executable,
     "-c",
-    # A process per core imports torch while the run needs the cores to read data and build models.
-    "import os; os.nice(5); from evalsuite.models.ops.tuning.compile_ahead import main; main()",
+    "from evalsuite.models.ops.tuning.compile_worker import main; main()",
 )
 
 
@@ -136,13 +135,13 @@ def _compile(
 class CompileWorkers:
     """Worker processes that compile kernels. They start at once, as importing torch and fla takes seconds.
 
-    They are plain subprocesses that read requests from a pipe, so that they end with their parent, however it
-    ends.
+    One process imports torch and forks them: imported by each, it would take the cores from whoever builds
+    models meanwhile. They read requests from pipes, so that they end with this process, however it ends.
 
     Args:
         count: processes; default: one per core that this process may use, less those of the other runs of
             this host.
-        command: program that answers each line of its input, a request, by a line with the error or "".
+        command: program that forks them, given two file descriptors of each (see `compile_worker.main`).
     """
 
     def __init__(self, count: int | None = None, command: Sequence[str] = WORKER) -> None:
@@ -153,16 +152,26 @@ class CompileWorkers:
             cores = len(os.sched_getaffinity(0))
             self._slots = _take_slots(max(1, min(MAX_WORKERS, cores // self._local_size)))
             count = max(1, len(self._slots))
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-        self._processes = [
-            subprocess.Popen(
-                command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-            )
-            for _ in range(count)
+        pipes = [(os.pipe(), os.pipe()) for _ in range(count)]
+        ends = [end for requests, answers in pipes for end in (requests[0], answers[1])]
+        self._process = subprocess.Popen(
+            [*command, *map(str, ends)],
+            # A process with threads, as numpy starts them, is not to be forked.
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
+            stdin=subprocess.DEVNULL,
+            pass_fds=ends,
+            # Ctrl-C reaches all of a terminal's foreground group; `close` ends this one.
+            process_group=0,
+        )
+        for end in ends:
+            os.close(end)
+        self._pipes = [
+            (open(requests[1], "w"), open(answers[0]))  # noqa: SIM115 -- closed by `close`
+            for requests, answers in pipes
         ]
-        self._idle: queue.SimpleQueue[subprocess.Popen[str]] = queue.SimpleQueue()
-        for process in self._processes:
-            self._idle.put(process)
+        self._idle: queue.SimpleQueue[tuple[IO[str], IO[str]]] = queue.SimpleQueue()
+        for pipe in self._pipes:
+            self._idle.put(pipe)
 
     def compile(self, launches: Sequence[Launch], *, quiet: bool = False) -> dict[str, str]:
         """Compile, showing progress; with several processes on a host each takes its share.
@@ -172,29 +181,33 @@ class CompileWorkers:
         """
         # By key, as the processes may see different sets of kernels that are compiled already.
         own = [each for each in launches if int(each.key, 16) % self._local_size == self._local_rank]
-        return _compile(own, self._ask, len(self._processes), quiet)
+        return _compile(own, self._ask, len(self._pipes), quiet)
 
     def _ask(self, launch: Launch) -> str:
         """Have an idle worker compile: the error, "" if there is none."""
-        process = self._idle.get()
-        assert process.stdin is not None
-        assert process.stdout is not None
+        pipe = self._idle.get()
+        requests, answers = pipe
         try:
-            print(json.dumps(asdict(launch)), file=process.stdin, flush=True)
-            answer = process.stdout.readline()
+            print(json.dumps(asdict(launch)), file=requests, flush=True)
+            answer = answers.readline()
         except (OSError, ValueError):
             answer = ""
         finally:
-            self._idle.put(process)
-        return json.loads(answer) if answer else f"compile worker {process.pid} has ended"
+            self._idle.put(pipe)
+        return json.loads(answer) if answer else "the compile worker has ended"
 
     def close(self) -> None:
         """End the processes, also those in the middle of a kernel."""
-        for process in self._processes:
-            process.kill()
-        # All at once: to free what one has imported takes 60 ms.
-        for process in self._processes:
-            process.wait()
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        for requests, answers in self._pipes:
+            with suppress(OSError):
+                requests.close()
+            # Until the worker has ended, it holds memory of the GPU.
+            while os.read(answers.fileno(), 1 << 16):
+                pass
+            answers.close()
         for slot in self._slots:
             slot.close()
 
@@ -224,32 +237,3 @@ def _take_slots(most: int) -> list[IO[bytes]]:
         else:
             taken.append(slot)
     return taken
-
-
-def compile_kernel(module: str, name: str, specialization: str, **_: str) -> str:
-    """Compile a kernel into Triton's cache on disk; return the error, "" if there is none."""
-    from triton.runtime.jit import JITFunction
-
-    try:
-        function: Any = importlib.import_module(module)
-        for part in name.split("."):
-            function = getattr(function, part)
-        while not isinstance(function, JITFunction):
-            function = function.fn
-        function.preload(specialization)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return ""
-
-
-def main() -> None:
-    """Answer requests, one per line of stdin, by one line of stdout each, until stdin ends."""
-    # Ctrl-C reaches all processes of a terminal; the parent ends this one.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Compilers print to stdout; answers go to a copy of it.
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    import fla.ops  # noqa: F401
-
-    for line in sys.stdin:
-        print(json.dumps(compile_kernel(**json.loads(line))), file=answers, flush=True)

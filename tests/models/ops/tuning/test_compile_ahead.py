@@ -1,8 +1,10 @@
 """Worker processes that compile kernels, with stand-ins for the compiler."""
 
 import os
+import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,17 +21,18 @@ from evalsuite.models.ops.tuning.compile_ahead import (
 )
 
 ECHO = """
-import json, sys
-for line in sys.stdin:
-    name = json.loads(line)["name"]
-    print(json.dumps("PTXASError: spilled" if name == "bad" else ""), flush=True)
+import os
+from evalsuite.models.ops.tuning.compile_worker import main
+def compile_one(name, **_):
     if name == "deadly":
-        sys.exit(1)
+        os._exit(1)
+    return "PTXASError: spilled" if name == "bad" else ""
+main(compile_one, imports=False)
 """
 SLEEPER = """
-import sys, time
-sys.stdin.readline()
-time.sleep(600)
+import time
+from evalsuite.models.ops.tuning.compile_worker import main
+main(lambda **_: time.sleep(600), imports=False)
 """
 
 
@@ -59,7 +62,7 @@ def test_every_kernel_is_compiled_and_failures_are_named(capsys: pytest.CaptureF
 def test_a_worker_that_ends_does_not_stop_the_others() -> None:
     with CompileWorkers(1, command(ECHO)) as workers:
         failed = workers.compile(launches("deadly", "a", "b"), quiet=True)
-    assert set(failed) == {"a", "b"}
+    assert set(failed) == {"deadly", "a", "b"}
     assert "has ended" in failed["a"]
 
 
@@ -83,18 +86,38 @@ def test_runs_of_one_host_have_no_more_processes_than_it_has_cores(
     monkeypatch.setattr(os, "cpu_count", lambda: 3)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
     with CompileWorkers(command=command(ECHO)) as first, CompileWorkers(command=command(ECHO)) as second:
-        assert [len(each._processes) for each in (first, second)] == [3, 1]
+        assert [len(each._pipes) for each in (first, second)] == [3, 1]
         assert second.compile(launches("a", "b"), quiet=True) == {}
     with CompileWorkers(command=command(ECHO)) as third:
-        assert len(third._processes) == 3
+        assert len(third._pipes) == 3
 
 
 def test_closing_ends_a_worker_in_the_middle_of_a_kernel() -> None:
     workers = CompileWorkers(1, command(SLEEPER))
+    failed: dict[str, str] = {}
+    compiling = threading.Thread(target=lambda: failed.update(workers.compile(launches("a"), quiet=True)))
+    compiling.start()
+    # By then the worker has been forked, and sleeps.
+    time.sleep(1)
     started = time.monotonic()
     workers.close()
+    compiling.join()
     assert time.monotonic() - started < 60
-    assert all(process.poll() is not None for process in workers._processes)
+    assert "has ended" in failed["a"]
+    assert workers._process.poll() is not None
+
+
+def test_workers_end_with_the_process_that_started_them() -> None:
+    program = f"""
+import os
+from evalsuite.models.ops.tuning.compile_ahead import CompileWorkers, Launch
+workers = CompileWorkers(2, {command(ECHO)!r})
+workers.compile([Launch("module", "a", "{{}}")], quiet=True)
+os._exit(7)
+"""
+    # Waits until nobody holds its stderr any more, which workers inherit.
+    ended = subprocess.run(command(program), capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 7, ended.stderr
 
 
 def test_a_few_kernels_are_compiled_in_threads(monkeypatch: pytest.MonkeyPatch) -> None:
