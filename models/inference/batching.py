@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import torch
@@ -108,6 +109,6 @@ def pad_right(
     may be empty."""
     lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
     tokens = np.zeros((len(rows), -(-lengths.max() // multiple) * multiple), dtype=np.int64)
-    for number, row in enumerate(rows):
-        tokens[number, : len(row)] = row
+    all_of_them = chain.from_iterable(row.tolist() if isinstance(row, np.ndarray) else row for row in rows)
+    tokens[np.arange(tokens.shape[1]) < lengths[:, None]] = np.fromiter(all_of_them, np.int64, lengths.sum())
     return to_device(tokens, device), to_device(lengths, device)

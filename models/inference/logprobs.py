@@ -25,11 +25,11 @@ class TargetIndex:
     tokens: list[Sequence[int]] = field(default_factory=list)
     slot: list[int] = field(default_factory=list)
 
-    def add(self, first_row: int, tokens: Sequence[int], slot: int) -> None:
-        """Add `tokens` after consecutive hidden states."""
-        self.first.append(first_row)
-        self.tokens.append(tokens)
-        self.slot.append(slot)
+    def add(self, first_row: int, texts: Sequence[Sequence[int]], slot: int) -> None:
+        """Add texts after the same hidden state, for consecutive entries."""
+        self.first += [first_row] * len(texts)
+        self.tokens += texts
+        self.slot += range(slot, slot + len(texts))
 
     def extend(self, other: "TargetIndex", shift: int) -> None:
         """Add the targets of another index, whose rows start at `shift` here."""
@@ -68,10 +68,12 @@ def target_logprobs(
     Returns:
         float32 [targets] and bool [targets], on the device.
     """
-    distinct, which = np.unique(np.asarray(rows), return_inverse=True)
+    rows = np.asarray(rows)
+    starts = np.flatnonzero(np.diff(rows, prepend=-1))
+    distinct = rows[starts]
     selected = hidden.index_select(0, to_device(distinct, hidden.device))
     target = to_device(np.asarray(tokens), hidden.device)
-    bounds = to_device(np.searchsorted(which, np.arange(len(distinct) + 1)), hidden.device)
+    bounds = to_device(np.append(starts, len(rows)), hidden.device)
     logprobs = torch.empty(len(tokens), dtype=torch.float32, device=hidden.device)
     is_argmax = torch.empty(len(tokens), dtype=torch.bool, device=hidden.device)
     for start in range(0, len(distinct), max_rows):
@@ -99,17 +101,18 @@ def sum_responses(requests: Sequence[ScoreRequest], parts: Sequence[Part]) -> li
     sums = np.bincount(slot, weights=logprobs, minlength=num_slots)
     greedy = np.ones(num_slots, dtype=bool)
     greedy[slot[~is_argmax]] = False
-    responses = []
-    for request, start in zip(requests, firsts, strict=True):
-        end = start + len(request.continuations)
-        if not np.isfinite(sums[start:end]).all():
-            responses.append(ScoreResponse.from_error(NON_FINITE_LOGPROBS))
-            continue
-        lengths = tuple(len(tokens) for tokens in request.continuations)
-        responses.append(
-            ScoreResponse(tuple(sums[start:end].tolist()), tuple(greedy[start:end].tolist()), lengths)
+    finite = np.logical_and.reduceat(np.isfinite(sums), firsts).tolist()
+    values, flags = sums.tolist(), greedy.tolist()
+    return [
+        ScoreResponse(
+            tuple(values[start : start + len(request.continuations)]),
+            tuple(flags[start : start + len(request.continuations)]),
+            tuple(map(len, request.continuations)),
         )
-    return responses
+        if is_finite
+        else ScoreResponse.from_error(NON_FINITE_LOGPROBS)
+        for request, start, is_finite in zip(requests, firsts, finite, strict=True)
+    ]
 
 
 class ScoredBatch:

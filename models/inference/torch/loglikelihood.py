@@ -72,8 +72,11 @@ def _common_start(requests: Sequence[ScoreRequest]) -> tuple[int, ...]:
 
     All but the last token of a single continuation; of answer letters, often the space before the letter.
     """
-    read = [tokens[:-1] for request in requests for tokens in request.continuations if len(tokens) > 1]
-    return read[0][: common_prefix_length(read)] if read else ()
+    read = [tokens for request in requests for tokens in request.continuations if len(tokens) > 1]
+    # Of most, not even the first.
+    if len({tokens[0] for tokens in read}) != 1:
+        return ()
+    return read[0][: common_prefix_length([tokens[:-1] for tokens in read])]
 
 
 class LoglikelihoodBatch(ScoredBatch):
@@ -136,8 +139,8 @@ class LoglikelihoodBatch(ScoredBatch):
         for i, request in enumerate(self.requests):
             row = self._row[i]
             last = row * hidden.shape[1] + len(request.context) - self._num_shared - 1
-            for j, tokens in enumerate(request.continuations):
-                targets.add(last, tokens[: len(self._starts[row]) + 1], self._slots[i] + j)
+            count = len(self._starts[row]) + 1
+            targets.add(last, [tokens[:count] for tokens in request.continuations], self._slots[i])
         self._score(self._runner.head.logits, hidden, targets)
         return branches, cache
 
@@ -152,8 +155,9 @@ class LoglikelihoodBatch(ScoredBatch):
             hidden, _ = self._runner.prefill(
                 rows, parent=cache, parent_rows=[self._row[branches[number][0]] for number in batch]
             )
-            targets = TargetIndex()
-            for place, number in enumerate(batch):
-                i, j = branches[number]
-                targets.add(place * hidden.shape[1], rests[number][1:], self._slots[i] + j)
+            targets = TargetIndex(
+                first=[place * hidden.shape[1] for place in range(len(batch))],
+                tokens=[rests[number][1:] for number in batch],
+                slot=[self._slots[i] + j for i, j in map(branches.__getitem__, batch)],
+            )
             self._score(self._runner.head.logits, hidden, targets)

@@ -40,7 +40,7 @@ class PlainLoglikelihoodBatch(ScoredBatch):
             for number, continuation in enumerate(request.continuations):
                 # The last token is predicted, never read.
                 text = request.context + continuation[:-1]
-                targets.setdefault(text, TargetIndex()).add(first, continuation, slot + number)
+                targets.setdefault(text, TargetIndex()).add(first, [continuation], slot + number)
         texts = list(targets)
         for batch in runner.batches([len(text) for text in texts], limits.max_tokens):
             self._read([(texts[place], targets[texts[place]]) for place in batch])

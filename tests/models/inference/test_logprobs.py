@@ -49,10 +49,10 @@ def test_a_kernel_serves_passes_without_gradients(
 
 def test_targets_come_in_the_order_of_their_rows() -> None:
     targets = TargetIndex()
-    targets.add(5, (7, 8), 0)
-    targets.add(0, (1,), 1)
+    targets.add(5, [(7, 8)], 0)
+    targets.add(0, [(1,)], 1)
     other = TargetIndex()
-    other.add(2, (3, 4, 9), 2)
+    other.add(2, [(3, 4, 9)], 2)
     targets.extend(other, 3)
     rows, tokens, slots = (each.tolist() for each in targets.in_order())
     # Of targets of one row those that were added first come first.
