@@ -119,6 +119,7 @@ def _add_norm(
         x, residual, x if inner is None else inner, x if weight is None else weight, normed, total, count,
         eps, WIDTH=width, BLOCK=block, ROWS=rows, INNER=inner is not None, OUTER=weight is not None,
         ROUNDED_FIRST=gain == "rounded_first", ONE_PLUS=gain == "one_plus", num_warps=4,
+        enable_fp_fusion=False,  # See `attention.store`: the inner norm's product is rounded before the sum.
     )  # fmt: skip
     return normed, total
 
