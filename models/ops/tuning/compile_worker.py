@@ -39,8 +39,8 @@ def main(compile_one: Callable[..., str] = compile_kernel, *, imports: bool = Tr
     # Compilers print, and stdout is for the run's own tables.
     os.dup2(2, 1)
     if imports:
-        # Not fla, which starts CUDA: no process may be forked after that.
-        import torch._dynamo  # noqa: F401
+        # All that fla imports, but not fla, which starts CUDA: no process may be forked after that.
+        import torch._inductor.compile_fx
         import triton  # noqa: F401
     ends = [int(each) for each in sys.argv[1:]]
     for pair in zip(ends[::2], ends[1::2], strict=True):
@@ -50,6 +50,7 @@ def main(compile_one: Callable[..., str] = compile_kernel, *, imports: bool = Tr
                 os.close(end)
             if imports:
                 _leave_out_packages()
+                import fla.ops.utils  # noqa: F401
             _serve(*pair, compile_one)
             # Nothing of the process that it was forked from is its own to clean up.
             os._exit(0)
