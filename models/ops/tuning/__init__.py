@@ -8,7 +8,6 @@ from the measured ones of this device, else of the nearest shape, else by a rule
 import logging
 import math
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,8 +22,6 @@ CONFIGS_ENV = "EVALSUITE_KERNEL_CONFIGS"
 """Environment variable with a file of measured configurations, which come before those that are shipped."""
 MAX_OCTAVES = 1.0
 """Distance of a shape up to which another shape's measurement is preferred to the rule."""
-SERIES_SECONDS = 30.0
-"""Pause after which a compilation begins a new series."""
 NOTICE_SECONDS = 5.0
 """Seconds of compiling between two messages."""
 WARMUP_MS, REPEAT_MS = 5, 30
@@ -83,26 +80,25 @@ class KernelTuning:
 
 
 class CompileNotice:
-    """Triton's `jit_cache_hook`, called before each compilation: logs the progress of a series of them.
+    """Triton's listener, called after each compilation: logs how many there were, and how long they took.
 
     A training stage compiles ahead, with a progress bar (see `compile_ahead`); this is for all other kernels.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._count = 0
-        self._began = self._last = self._logged = -math.inf
+        self._seconds = self._logged = 0.0
 
-    def __call__(self, *, fn: Any, **_: Any) -> bool:
-        """Count a kernel; returns false, which lets triton compile it."""
-        now = self._clock()
-        if now - self._last > SERIES_SECONDS:
-            self._count, self._began, self._logged = 0, now, now
-        self._count, self._last = self._count + 1, now
-        if now - self._logged >= NOTICE_SECONDS:
-            self._logged = now
-            _log.warning("compiling kernels: %d in %.0f s, now %s", self._count, now - self._began, fn.name)
-        return False
+    def __call__(self, *, src: Any, times: Any, cache_hit: bool, **_: Any) -> None:
+        """Count a kernel, unless it was read from Triton's cache."""
+        if cache_hit:
+            return
+        self._count += 1
+        # In microseconds.
+        self._seconds += times.total / 1e6
+        if self._seconds >= self._logged + NOTICE_SECONDS:
+            self._logged = self._seconds
+            _log.warning("kernels: %d compiled in %.0f s, last %s", self._count, self._seconds, src.name)
 
 
 _active: KernelTuning | None = None
@@ -137,8 +133,8 @@ def install(*, configs: Path | None = None, autotune: Path | None = None) -> Ker
         sources.insert(0, target)
     _active = KernelTuning(sources, target)
     patch(Autotuner, (OutOfResources, PTXASError))
-    if knobs.runtime.jit_cache_hook is None:
-        knobs.runtime.jit_cache_hook = CompileNotice()
+    if knobs.compilation.listener is None:
+        knobs.compilation.listener = CompileNotice()
     return _active
 
 

@@ -233,7 +233,7 @@ def test_launches_are_direct_while_compilations_are_logged(
 
     from evalsuite.models.ops.tuning import CompileNotice
 
-    monkeypatch.setattr(knobs.runtime, "jit_cache_hook", CompileNotice())
+    monkeypatch.setattr(knobs.compilation, "listener", CompileNotice())
     args, constants = arguments()
     for _ in range(3):
         kernel[(1,)](*args, **constants)

@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -243,6 +244,28 @@ def test_numbers_arrive_whatever_their_form() -> None:
                 kernel[(1,)](x, out, count, a, b, math.pi, BLOCK=32)
                 assert out.tolist()[:count] == [each + a + 3 * b + 12 for each in range(count)]
                 assert not out[count:].any()
+
+
+def test_kernels_from_the_cache_are_no_compilations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import triton
+    import triton.language as tl
+    from triton import knobs
+
+    from evalsuite.models.ops.tuning import CompileNotice
+
+    @triton.jit
+    def fill_kernel(out, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+        tl.store(out + tl.arange(0, BLOCK), 7)
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    notice = CompileNotice()
+    monkeypatch.setattr(knobs.compilation, "listener", notice)
+    for _ in range(2):
+        out = torch.zeros(32, device=DEVICE)
+        fill_kernel[(1,)](out, BLOCK=32)
+        assert out.eq(7).all()
+        assert notice._count == 1
+        fill_kernel.device_caches.clear()
 
 
 def test_direct_launches_are_captured_in_cuda_graphs() -> None:

@@ -213,8 +213,8 @@ def test_shipped_measurements_cover_the_promised_classes() -> None:
 
 
 def test_compiling_is_reported_every_few_seconds(caplog: pytest.LogCaptureFixture) -> None:
-    times = iter([0.0, 2.0, 5.5, 6.0, 11.0, 100.0, 101.0])
-    notice = tuning.CompileNotice(lambda: next(times))
-    for name in "abcdefg":
-        assert notice(fn=SimpleNamespace(name=name), compile={}) is False
-    assert caplog.messages == ["compiling kernels: 3 in 6 s, now c", "compiling kernels: 5 in 11 s, now e"]
+    notice = tuning.CompileNotice()
+    for name, seconds in zip("abcde", (3, 9, 3, 4, 1), strict=True):
+        times = SimpleNamespace(total=seconds * 10**6)
+        notice(src=SimpleNamespace(name=name), times=times, cache_hit=name == "b")
+    assert caplog.messages == ["kernels: 2 compiled in 6 s, last c", "kernels: 4 compiled in 11 s, last e"]
