@@ -1,5 +1,6 @@
 """A run is split for several workers: each document once, whole checkpoints first, small parts last."""
 
+import pickle
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -111,3 +112,16 @@ def test_requests_are_read_once_for_checkpoints_of_one_tokenizer(
             found = reader.documents(replace(job.checkpoint, tokenizer=tokenizer), cell)
             assert found == [[(request.key(), request)]]
     assert read == ["t a", "t b", "u a", "u b", "t a", "t b"]
+
+
+def test_requests_go_to_a_worker_once_for_jobs_with_the_same_parts(tmp_path: Path) -> None:
+    jobs = make_jobs(3, tmp_path)
+    jobs = [replace(job, reader=jobs[0].reader) for job in [*jobs[:2], *split(jobs[2:], 2)]]
+    sent = [job.reader.batches(job.checkpoint, job.batches) for job in jobs]
+    found = [pickle.loads(pickle.dumps(each)) for each in sent]
+    for batches in (sent, found):
+        assert batches[0] is batches[1]
+        assert len({id(each) for each in batches}) == len(batches) - 1 >= 3
+    assert [each.value for each in found] == [each.value for each in sent]
+    requests = [dict(pair for document in documents for pair in document) for documents in DOCUMENTS.values()]
+    assert found[0].value == [requests[0] | requests[1]]

@@ -3,9 +3,10 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from evalsuite.evaluation.inference.worker import EngineChoice, InferenceTask, token_cost
+from evalsuite.evaluation.processes.repeated import Repeated
 from evalsuite.evaluation.run_paths import Cell, batches_of_cells, read_requests
 from evalsuite.models.engines import engine_type
 from evalsuite.models.inference.requests import Request
@@ -31,7 +32,7 @@ Document = list[tuple[Key, Request]]
 class RequestReader:
     """Reads the requests of a run, once for checkpoints of one tokenizer and limit that follow each other.
 
-    They stay in memory until others are read.
+    They stay in memory until others are read, and go to a worker once for jobs with the same parts.
 
     Args:
         run, manifest: of the run folder.
@@ -41,6 +42,7 @@ class RequestReader:
         self.run, self.manifest = run, manifest
         self._read: tuple[str, int | None] | None = None
         self._cells: dict[tuple[str, str], list[Document]] = {}
+        self._batches: tuple[tuple[Any, ...], Repeated[list[dict[Key, Request]]]] | None = None
 
     def documents(self, checkpoint: Checkpoint, cell: Cell) -> list[Document]:
         """Return the documents of a cell that a checkpoint reads."""
@@ -57,6 +59,24 @@ class RequestReader:
                 if limit.reads(request_set.context)
             ]
         return self._cells[name]
+
+    def batches(
+        self, checkpoint: Checkpoint, batches: Sequence[Sequence[Part]]
+    ) -> Repeated[list[dict[Key, Request]]]:
+        """Return the requests of each batch of parts; equal ones are one."""
+        same = checkpoint.tokenizer, self.manifest.limit(checkpoint).longest, batches
+        if self._batches is None or self._batches[0] != same:
+            found = [
+                dict(
+                    pair
+                    for part in batch
+                    for document in self.documents(checkpoint, part.cell)[part.start : part.stop]
+                    for pair in document
+                )
+                for batch in batches
+            ]
+            self._batches = same, Repeated(found)
+        return self._batches[1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,24 +109,12 @@ class InferenceJob:
         needed = engine_type(self.choice.engine, self.choice.engine_args).gpus(self.choice.engine_args)
         return needed if self.choice.device != "auto" or needed > 1 else None
 
-    def requests(self) -> list[dict[Key, Request]]:
-        """Read the requests of each batch; equal ones are one."""
-        return [
-            dict(
-                pair
-                for part in batch
-                for document in self.reader.documents(self.checkpoint, part.cell)[part.start : part.stop]
-                for pair in document
-            )
-            for batch in self.batches
-        ]
-
     def prepare(self) -> InferenceTask:
         """Return requests and known responses."""
-        run, batches = self.reader.run, self.requests()
+        run, batches = self.reader.run, self.reader.batches(self.checkpoint, self.batches)
         # Recorded by the first job of the checkpoint.
         engine = read_manifest(run).engines.get(self.checkpoint.weights_id)
-        keys = [key for batch in batches for key in batch]
+        keys = [key for batch in batches.value for key in batch]
         return InferenceTask(
             checkpoint=self.checkpoint,
             choice=self.choice,

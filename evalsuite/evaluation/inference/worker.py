@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from evalsuite.evaluation.environment import describe_packages, kernel_facts
+from evalsuite.evaluation.processes.repeated import Repeated
 from evalsuite.executors import Channel
 from evalsuite.foundation import CheckpointError
 from evalsuite.models.inference.base import Engine, MemoryBoundEngine
@@ -110,7 +111,7 @@ class InferenceTask:
 
     checkpoint: Checkpoint
     choice: EngineChoice
-    batches: Sequence[Mapping[Key, Request]]
+    batches: Repeated[Sequence[Mapping[Key, Request]]]
     """Run batch by batch, so that an interruption leaves few benchmarks incomplete."""
     known: Mapping[Key, Response]
     """Responses of earlier calls."""
@@ -145,7 +146,7 @@ class InferenceWorker:
         failed: list[str] = []
         shared = self._shared(task, engine)
         try:
-            for requests in task.batches:
+            for requests in task.batches.value:
                 known = {key: task.known[key] for key in requests if key in task.known}
                 done = reusable(requests, known, engine.max_length)
                 send = partial(_send, channel, task.checkpoint.label, engine.fingerprint, requests)
@@ -177,7 +178,7 @@ class InferenceWorker:
     def _shared(task: InferenceTask, engine: Engine) -> dict[Key, Response]:
         if task.shared is None:
             return {}
-        keys = {key for batch in task.batches for key in batch}
+        keys = {key for batch in task.batches.value for key in batch}
         missing = keys - task.known.keys()
         return SharedResponses(Path(task.shared)).known(engine.fingerprint, missing) if missing else {}
 
