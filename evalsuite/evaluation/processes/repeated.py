@@ -4,13 +4,13 @@ import pickle
 import uuid
 from typing import Any, Generic, TypeVar
 
-T = TypeVar("T")
+Value = TypeVar("Value", covariant=True)
 
 
-class Repeated(Generic[T]):
+class Repeated(Generic[Value]):
     """Holds a `value` that nobody changes; a copy in another process holds the copy of the value there."""
 
-    def __init__(self, value: T) -> None:
+    def __init__(self, value: Value) -> None:
         self.value = value
         self._packed: tuple[str, bytes] | None = None
 

@@ -166,10 +166,11 @@ class CompileWorkers:
         for end in ends:
             os.close(end)
         self._pipes = [
-            (open(requests[1], "w"), open(answers[0]))  # noqa: SIM115 -- closed by `close`
+            # Without a buffer, whose rest could not be written once a worker has ended.
+            (open(requests[1], "wb", buffering=0), open(answers[0]))  # noqa: SIM115 -- closed by `close`
             for requests, answers in pipes
         ]
-        self._idle: queue.SimpleQueue[tuple[IO[str], IO[str]]] = queue.SimpleQueue()
+        self._idle: queue.SimpleQueue[tuple[IO[bytes], IO[str]]] = queue.SimpleQueue()
         for pipe in self._pipes:
             self._idle.put(pipe)
 
@@ -188,7 +189,7 @@ class CompileWorkers:
         pipe = self._idle.get()
         requests, answers = pipe
         try:
-            print(json.dumps(asdict(launch)), file=requests, flush=True)
+            requests.write(json.dumps(asdict(launch)).encode() + b"\n")
             answer = answers.readline()
         except (OSError, ValueError):
             answer = ""
@@ -202,8 +203,7 @@ class CompileWorkers:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         for requests, answers in self._pipes:
-            with suppress(OSError):
-                requests.close()
+            requests.close()
             # Until the worker has ended, it holds memory of the GPU.
             while os.read(answers.fileno(), 1 << 16):
                 pass
