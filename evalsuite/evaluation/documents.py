@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from evalsuite.evaluation.checkpoints import LocalCheckpoint
@@ -282,13 +283,16 @@ def token_counter(
     special = generator is not None and generator.counts_prompts
     spec = benchmark.generation
     chat = special and chat_template and spec is not None and spec.prompt == "chat"
+    # Generators count in threads, which a tokenizer without a backend need not support.
+    one_at_a_time = Lock()
 
     def count(text: str) -> int:
         if chat:
             text = chat_text(benchmark, [("user", text)], tokenizer)
         adds = special and needs_special_tokens(text, prefix)
         if backend is None:
-            return len(tokenizer.encode(text, add_special_tokens=adds))
+            with one_at_a_time:
+                return len(tokenizer.encode(text, add_special_tokens=adds))
         # Without offsets, which nobody reads.
         return len(backend.encode_batch_fast([text], add_special_tokens=adds)[0])
 

@@ -218,10 +218,11 @@ def describe_checkpoint(
     Raises:
         CheckpointError: as `load_checkpoint`.
     """
-    with _opened(path, variants=variants) as location:
+    with _opened(path, variants=variants) as location, ThreadPoolExecutor(1) as pool:
         config = _load(AutoConfig, location, trust_remote_code)
         if location.precision.state:
             _check_states(config, location)
+        hashed = pool.submit(weights_id, location.path)
         if location.header is not None and not with_tokenizer:
             tokenizer, tokens = None, location.header.num_tokens
             if not tokens:
@@ -231,7 +232,7 @@ def describe_checkpoint(
             tokenizer = _load_tokenizer(location, trust_remote_code, config, shared=shares_tokenizer)
             tokens = len(tokenizer)
         parameters = _parameters(location)
-    original = weights_id(location.path)
+        original = hashed.result()
     return CheckpointInfo(
         label=_label(location),
         path=str(path),

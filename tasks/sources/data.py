@@ -10,7 +10,6 @@ import importlib.util
 import json
 import math
 import os
-from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
@@ -236,12 +235,14 @@ def read_parquet(path: Path) -> list[dict[str, Any]]:
     try:
         # ParquetFile, not a dataset: a parent folder named `a=b` must not become a partition column.
         with pq.ParquetFile(path) as file:
-            rows: Sequence[dict[str, Any]] = file.read().to_pylist()
+            table = file.read()
+        rows: list[dict[str, Any]] = table.to_pylist()
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{path}: cannot be read as parquet ({error})") from error
     if not rows:
         raise DataError(f"{path}: has no rows")
-    return [without_nan(row) for row in rows]
+    has_floats = any(name in str(table.schema) for name in ("float", "double"))
+    return [without_nan(row) for row in rows] if has_floats else rows
 
 
 @cache

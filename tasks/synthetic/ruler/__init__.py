@@ -6,11 +6,15 @@ filler would not.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from evalsuite.foundation import ConfigError, content_hash, nearest
 from evalsuite.tasks.synthetic.ruler import aggregation, key_value, niah, qa, variable_tracking
 from evalsuite.tasks.synthetic.ruler.fit_to_length import CountTokens
+
+THREADS = 4
+"""Documents that are drawn at a time."""
 
 Row = dict[str, Any]
 Draw = Callable[[str, int, CountTokens], Row]
@@ -56,7 +60,7 @@ def rows(
         seed: of all documents.
         count: number of documents.
         context: length in tokens of a prompt and the tokens reserved for its answer.
-        count_tokens: number of tokens of a text.
+        count_tokens: number of tokens of a text; called in several threads.
         inputs: rows of the essays (haystacks of essays) or of the questions (`qa_1`, `qa_2`).
 
     Returns:
@@ -109,14 +113,21 @@ def _draw_all(
     needles = (niah.TASKS | niah.CHOICE_TASKS).get(task)
     if needles is not None and needles.haystack == "essay":
         essays = niah.Essays.of_rows(_single_input(task, inputs))
-    for index in range(count):
+
+    def draw(index: int) -> Row:
         if task in _WITHOUT_INPUTS:
-            row = _WITHOUT_INPUTS[task](document_seed(index), context, count_tokens)
-        else:
-            row = niah.draw(task, document_seed(index), context, count_tokens, essays)
-        if not row:
-            return
-        yield row
+            return _WITHOUT_INPUTS[task](document_seed(index), context, count_tokens)
+        return niah.draw(task, document_seed(index), context, count_tokens, essays)
+
+    # Most of the time goes into counting tokens, which needs no interpreter.
+    pool = ThreadPoolExecutor(THREADS)
+    try:
+        for row in pool.map(draw, range(count)):
+            if not row:
+                return
+            yield row
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _single_input(task: str, inputs: Sequence[list[Row]]) -> list[Row]:
