@@ -1,5 +1,6 @@
 """Compilation of a stage's Triton kernels before its first step."""
 
+import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -50,18 +51,26 @@ class KernelCompilation:
             tuning.install(configs=configs, autotune=autotune)
 
     def start(self, *, fresh_only: bool = False) -> None:
-        """Start the worker processes in the background, and import fla, both of which takes seconds.
+        """Start the worker processes, which takes seconds, in the background.
 
         Args:
             fresh_only: not if this machine has compiled kernels before.
         """
         if not self._enabled or self._workers is not None:
             return
-        threading.Thread(target=_import_kernels, daemon=True, name="import kernels").start()
         from evalsuite.models.ops.tuning.compile_ahead import CompileWorkers, has_compiled
 
         if not fresh_only or not has_compiled():
             self._workers = CompileWorkers()
+
+    def import_kernels(self) -> None:
+        """Import fla, which takes seconds, in the background.
+
+        Once models are built: two threads that import parts of transformers, whose modules import each other,
+        can find some of them half done.
+        """
+        if self._enabled and "fla.ops" not in sys.modules:
+            threading.Thread(target=_import_fla, daemon=True, name="import fla").start()
 
     def compile(self, work: Callable[[], object], barrier: Callable[[], None]) -> None:
         """Compile the kernels that `work` launches.
@@ -100,7 +109,7 @@ class KernelCompilation:
             self._workers = None
 
 
-def _import_kernels() -> None:
+def _import_fla() -> None:
     # What fails here fails again where it is needed, which reports it.
     with suppress(Exception):
         import fla.ops  # noqa: F401

@@ -340,6 +340,7 @@ class Trainer:
         """Train the students on stage `number`, from the saved state on, and save the state at its end."""
         recipe, students, process_group = self.recipe, self.students, self.process_group
         self.compilation.start(fresh_only=True)
+        self.compilation.import_kernels()
         for student in students:
             student.begin_stage(stage)
         self._resume()
