@@ -27,6 +27,8 @@ class Part(NamedTuple):
 
 Document = list[tuple[Key, Request]]
 """The requests of one document, with their keys."""
+Read = tuple[str, int | None]
+"""A tokenizer, and the longest context that is read; None: no limit."""
 
 
 class RequestReader:
@@ -40,15 +42,18 @@ class RequestReader:
 
     def __init__(self, run: Path, manifest: Manifest) -> None:
         self.run, self.manifest = run, manifest
-        self._read: tuple[str, int | None] | None = None
+        self._read: Read | None = None
         self._cells: dict[tuple[str, str], list[Document]] = {}
         self._batches: tuple[tuple[Any, ...], Repeated[list[dict[Key, Request]]]] | None = None
+
+    def read_by(self, checkpoint: Checkpoint) -> Read:
+        """Return what decides which requests a checkpoint reads."""
+        return checkpoint.tokenizer, self.manifest.limit(checkpoint).longest
 
     def documents(self, checkpoint: Checkpoint, cell: Cell) -> list[Document]:
         """Return the documents of a cell that a checkpoint reads."""
         limit = self.manifest.limit(checkpoint)
-        read = checkpoint.tokenizer, limit.longest
-        if read != self._read:
+        if (read := self.read_by(checkpoint)) != self._read:
             self._read = read
             self._cells.clear()
         name = cell.benchmark, cell.protocol
@@ -64,7 +69,7 @@ class RequestReader:
         self, checkpoint: Checkpoint, batches: Sequence[Sequence[Part]]
     ) -> Repeated[list[dict[Key, Request]]]:
         """Return the requests of each batch of parts; equal ones are one."""
-        same = checkpoint.tokenizer, self.manifest.limit(checkpoint).longest, batches
+        same = self.read_by(checkpoint), batches
         if self._batches is None or self._batches[0] != same:
             found = [
                 dict(
@@ -154,11 +159,10 @@ def whole_jobs(
         for batch in batches_of_cells(manifest, batches)
     ]
     reader = RequestReader(run, manifest)
-    known: dict[tuple[str, int | None], tuple[tuple[tuple[Part, ...], ...], float]] = {}
+    known: dict[Read, tuple[tuple[tuple[Part, ...], ...], float]] = {}
     jobs = []
     for checkpoint in checkpoints:
-        limit = manifest.limit(checkpoint)
-        same = checkpoint.tokenizer, limit.longest
+        same = reader.read_by(checkpoint)
         if same not in known:
             found = [[(cell, reader.documents(checkpoint, cell)) for cell in batch] for batch in cells]
             known[same] = (
@@ -179,7 +183,7 @@ def whole_jobs(
                 reader=reader,
                 cache=cache,
                 checkpoint=checkpoint,
-                choice=replace(choice, max_length=limit.extension),
+                choice=replace(choice, max_length=manifest.limit(checkpoint).extension),
                 batches=parts,
                 cost=cost,
                 shared=shared,
@@ -198,10 +202,10 @@ def split(jobs: Sequence[InferenceJob], workers: int) -> list[InferenceJob]:
     """
     left = sum(job.cost for job in jobs)
     least = SMALLEST_PART * left / workers
-    known: dict[tuple[str, int | None], list[tuple[Cell, list[int]]]] = {}
+    known: dict[Read, list[tuple[Cell, list[int]]]] = {}
     found = []
     for job in jobs:
-        same = job.checkpoint.tokenizer, job.reader.manifest.limit(job.checkpoint).longest
+        same = job.reader.read_by(job.checkpoint)
         if same not in known:
             known[same] = _document_costs(job)
         for parts, cost in _portions(known[same], left, workers, least):

@@ -28,6 +28,7 @@ SLEEPER = (sys.executable, "-c", "import time; time.sleep(600)")
 def test_on_a_cpu_nothing_is_tried() -> None:
     compilation = KernelCompilation(CPU, "auto")
     compilation.start()
+    compilation.import_kernels()
     compilation.compile(lambda: pytest.fail("no kernels to record"), lambda: pytest.fail("no need to wait"))
     compilation.save_timings()
     compilation.close()
