@@ -1,5 +1,6 @@
 """Compilation of a stage's Triton kernels before its first step."""
 
+import logging
 import sys
 import threading
 from collections.abc import Callable
@@ -11,6 +12,8 @@ import torch
 
 from evalsuite.foundation import ConfigError
 from evalsuite.models.ops.dispatch import KernelPolicy, kernel_policy, kernel_versions
+
+_log = logging.getLogger("evalsuite")
 
 
 class KernelCompilation:
@@ -86,11 +89,20 @@ class KernelCompilation:
         with compile_ahead.record_launches() as launches:
             work()
         missing = compile_ahead.not_compiled(launches)
+        failed: dict[str, str] = {}
         if self._workers is None and len(missing) <= compile_ahead.FEW:
-            compile_ahead.compile_in_threads(missing, quiet=self._quiet)
+            failed = compile_ahead.compile_in_threads(missing, quiet=self._quiet)
         elif missing:
             self.start()
-            self._workers.compile(missing, quiet=self._quiet)
+            failed = self._workers.compile(missing, quiet=self._quiet)
+        if failed:
+            first = ": ".join(next(iter(failed.items())))
+            _log.warning(
+                "kernels: %d of %d did not compile ahead, but where they are launched (%s)",
+                len(failed),
+                len(missing),
+                first,
+            )
         self.close()
         barrier()
 

@@ -102,9 +102,12 @@ def _markers() -> Path:
     return Path(os.environ.get("TRITON_CACHE_DIR") or home / ".triton" / "cache") / "evalsuite"
 
 
-def compile_in_threads(launches: Sequence[Launch], *, quiet: bool = False) -> None:
-    """Compile a few kernels in this process, showing progress, which is faster than starting workers."""
-    _compile(launches, lambda launch: compile_kernel(**asdict(launch)), len(launches), quiet)
+def compile_in_threads(launches: Sequence[Launch], *, quiet: bool = False) -> dict[str, str]:
+    """Compile a few kernels in this process, which is faster than starting workers.
+
+    Arguments and result are those of `CompileWorkers.compile`.
+    """
+    return _compile(launches, lambda launch: compile_kernel(**asdict(launch)), len(launches), quiet)
 
 
 def _compile(
@@ -156,8 +159,14 @@ class CompileWorkers:
         ends = [end for requests, answers in pipes for end in (requests[0], answers[1])]
         self._process = subprocess.Popen(
             [*command, *map(str, ends)],
-            # A process with threads, as numpy starts them, is not to be forked.
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(sys.path),
+                # A process with threads, as numpy starts them, is not to be forked.
+                "OMP_NUM_THREADS": "1",
+                # Nor is one in which CUDA's runtime has counted GPUs, as importing torch._inductor does.
+                "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
+            },
             stdin=subprocess.DEVNULL,
             pass_fds=ends,
             # Ctrl-C reaches all of a terminal's foreground group; `close` ends this one.

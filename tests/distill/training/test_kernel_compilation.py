@@ -44,13 +44,18 @@ def test_files_of_kernels_need_a_gpu(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("kernels", "expected"), [(0, "threads 0"), (3, "threads 3"), (30, "workers 30")])
-def test_few_kernels_need_no_workers(monkeypatch: pytest.MonkeyPatch, kernels: int, expected: str) -> None:
+def test_few_kernels_need_no_workers_and_failures_are_reported(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kernels: int, expected: str
+) -> None:
+    """As where CUDA did not start in a worker: each kernel then takes seconds in the first step."""
     launches = [Launch("module", str(number), "{}") for number in range(kernels)]
+    failed = {each.name: "RuntimeError: no CUDA" for each in launches[1:]}
     seen: list[str] = []
 
     class Workers:
-        def compile(self, launches: list[Launch], *, quiet: bool) -> None:
+        def compile(self, launches: list[Launch], *, quiet: bool) -> dict[str, str]:
             seen.append(f"workers {len(launches)}")
+            return failed
 
         def close(self) -> None:
             seen.append("closed")
@@ -59,8 +64,9 @@ def test_few_kernels_need_no_workers(monkeypatch: pytest.MonkeyPatch, kernels: i
     def record_launches() -> Iterator[list[Launch]]:
         yield launches
 
-    def in_threads(launches: list[Launch], *, quiet: bool) -> None:
+    def in_threads(launches: list[Launch], *, quiet: bool) -> dict[str, str]:
         seen.append(f"threads {len(launches)}")
+        return failed
 
     monkeypatch.setattr(kernel_compilation, "kernel_versions", lambda device: "triton")
     replaced: dict[str, Any] = {
@@ -75,6 +81,8 @@ def test_few_kernels_need_no_workers(monkeypatch: pytest.MonkeyPatch, kernels: i
     compilation.compile(lambda: seen.append("trial"), lambda: seen.append("barrier"))
     closed = ["closed"] if "workers" in expected else []
     assert seen == ["trial", expected, *closed, "barrier"]
+    why = "did not compile ahead, but where they are launched (1: RuntimeError: no CUDA)"
+    assert caplog.messages == ([f"kernels: {kernels - 1} of {kernels} {why}"] if failed else [])
 
 
 def test_sigterm_while_kernels_compile_saves_the_state(

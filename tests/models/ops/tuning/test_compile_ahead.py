@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import torch
 
 from evalsuite.models.ops.tuning import compile_ahead
 from evalsuite.models.ops.tuning.compile_ahead import (
@@ -18,6 +19,7 @@ from evalsuite.models.ops.tuning.compile_ahead import (
     compile_in_threads,
     has_compiled,
     not_compiled,
+    record_launches,
 )
 
 ECHO = """
@@ -129,7 +131,25 @@ def test_a_few_kernels_are_compiled_in_threads(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(compile_ahead, "compile_kernel", compile_kernel)
     wanted = launches("a", "bad", "c")
-    compile_in_threads(wanted, quiet=True)
+    assert compile_in_threads(wanted, quiet=True) == {"bad": "PTXASError: spilled"}
     assert sorted(seen) == ["a", "bad", "c"]
     assert [launch.name for launch in not_compiled(wanted)] == ["bad"]
     compile_in_threads([])
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_workers_start_cuda_although_they_are_forked() -> None:
+    from fla.ops.kda import chunk_kda
+
+    from evalsuite.models.ops.tuning import install
+
+    install()
+    gate, q, k, v = torch.randn(4, 1, 128, 2, 64, device="cuda", dtype=torch.bfloat16)
+    inputs = [each.requires_grad_() for each in (q, k, v, -gate.float().exp(), q[..., 0].sigmoid())]
+    with record_launches() as found:
+        chunk_kda(*inputs)[0].sum().backward()
+    assert len(found) > 5
+    with CompileWorkers(4) as workers:
+        assert workers.compile(found, quiet=True) == {}
+    assert not_compiled(found) == []
