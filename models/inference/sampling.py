@@ -3,9 +3,11 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from evalsuite.models.inference.batching import to_device
 from evalsuite.models.inference.requests import GenerateRequest
 
 
@@ -30,7 +32,8 @@ def _mix(z: Tensor) -> Tensor:
 
 def seed_states(seeds: Iterable[int], device: torch.device) -> Tensor:
     """Initial generator states int64 [seeds]; adjacent seeds give distant states."""
-    return _mix(torch.tensor([_signed(seed) for seed in seeds], dtype=torch.long) + _STEP).to(device)
+    states = _mix(torch.tensor([_signed(seed) for seed in seeds], dtype=torch.long) + _STEP)
+    return to_device(states.numpy(), device)
 
 
 def counter_based_uniform(states: Tensor, steps: Tensor) -> Tensor:
@@ -63,9 +66,9 @@ class SamplingMetadata:
         """Collect the sampling parameters of `requests`, one row each."""
         params = [request.sampling for request in requests]
         return SamplingMetadata(
-            torch.tensor([p.temperature for p in params], device=device),
-            torch.tensor([p.top_p for p in params], dtype=torch.float64, device=device),
-            torch.tensor([p.top_k for p in params], dtype=torch.long, device=device),
+            to_device(np.array([p.temperature for p in params], dtype=np.float32), device),
+            to_device(np.array([p.top_p for p in params], dtype=np.float64), device),
+            to_device(np.array([p.top_k for p in params], dtype=np.int64), device),
             seed_states((request.seed for request in requests), device),
             any(not p.greedy for p in params),
             any(not p.greedy and (p.top_p < 1 or p.top_k > 0) for p in params),

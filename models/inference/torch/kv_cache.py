@@ -4,9 +4,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from evalsuite.models.inference.batching import to_device
 from evalsuite.models.inference.torch.unpadding import UnpaddedLayout
 from evalsuite.models.ops.recurrence import OWN, StateAccess
 
@@ -54,7 +56,7 @@ class KVCache:
         Keys and values only: recurrent states cannot be truncated and remain those of the full row.
         """
         longest = max(lengths)
-        new_lengths = torch.tensor(list(lengths), device=self.lengths.device)
+        new_lengths = to_device(np.fromiter(lengths, np.int64), self.lengths.device)
         layers = [layer.with_keys(lambda stored: stored[:, :, :longest]) for layer in self.layers]
         positions = self.positions[:, :longest].expand(len(new_lengths), -1)
         return KVCache(layers, new_lengths, positions, positions < new_lengths[:, None], self.in_front)

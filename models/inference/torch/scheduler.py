@@ -4,9 +4,11 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from evalsuite.models.inference.batching import to_device
 from evalsuite.models.inference.requests import GenerateResponse
 from evalsuite.models.inference.sampling import SamplingMetadata, sample
 from evalsuite.models.inference.stopping import GenerationState
@@ -239,7 +241,7 @@ class GenerationScheduler:
         rows = [sequence.request.prompt[sequence.num_shared :] for sequence in scheduled]
         hidden, cache = self.runner.prefill(rows, parent=parent, parent_rows=parent_rows, keep=True)
         assert cache is not None
-        last = torch.tensor([sequence.num_unshared - 1 for sequence in scheduled], device=hidden.device)
+        last = to_device(np.array([each.num_unshared - 1 for each in scheduled]), hidden.device)
         if len(set(shared)) > 1:
             cache = cache.compact()
         return hidden[torch.arange(len(rows), device=hidden.device), last], cache
@@ -261,7 +263,7 @@ class GenerationScheduler:
         sampling = SamplingMetadata.from_requests(requests, last.device)
         num_generated = torch.zeros_like(cache.lengths)
         tokens, non_finite = sample(self.runner.head.logits(last), sampling, num_generated)
-        target = torch.tensor(slots, device=last.device)
+        target = to_device(np.array(slots), last.device)
         new = [tokens, cache.lengths, num_generated + 1, non_finite, *sampling.tensors()]
         for stored, value in zip(self.batch.tensors(), new, strict=True):
             stored[target] = value
@@ -282,8 +284,8 @@ class GenerationScheduler:
         targets = holes[: len(sources)]
         if sources:
             self.batch.cache.copy(sources, targets)
-            source = torch.tensor(sources, device=self.runner.device)
-            target = torch.tensor(targets, device=self.runner.device)
+            source = to_device(np.array(sources), self.runner.device)
+            target = to_device(np.array(targets), self.runner.device)
             for tensor in self.batch.tensors():
                 tensor[target] = tensor[source]
             for old, new in zip(sources, targets, strict=True):

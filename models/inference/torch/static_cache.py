@@ -8,9 +8,11 @@ reused. Addresses are fixed, as CUDA graphs require.
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from evalsuite.models.inference.batching import to_device
 from evalsuite.models.inference.torch.kv_cache import KVCache, LayerState
 from evalsuite.models.ops.recurrence import StateAccess
 
@@ -29,7 +31,7 @@ class StaticKVCache:
 
     def write(self, slots: Sequence[int], cache: KVCache) -> None:
         """Copy row i of `cache` into slot `slots[i]`."""
-        target = torch.tensor(slots, device=self.slot_indices.device)
+        target = to_device(np.array(slots), self.slot_indices.device)
         for mine, new in zip(self.layers, cache.layers, strict=True):
             if mine.keys is not None and mine.values is not None:
                 assert new.keys is not None
@@ -42,8 +44,8 @@ class StaticKVCache:
 
     def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
         """Copy slots `sources` over slots `targets`; the two must be disjoint."""
-        source = torch.tensor(sources, device=self.slot_indices.device)
-        target = torch.tensor(targets, device=self.slot_indices.device)
+        source = to_device(np.array(sources), self.slot_indices.device)
+        target = to_device(np.array(targets), self.slot_indices.device)
         for layer in self.layers:
             for tensor in layer.tensors():
                 tensor[target] = tensor[source]
