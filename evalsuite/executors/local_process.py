@@ -10,6 +10,8 @@ from typing import Any
 
 from evalsuite.executors.base import Worker, portable_error
 from evalsuite.executors.gpus import VISIBLE, share_memory
+from evalsuite.foundation.garbage_collection import collect_rarely
+from evalsuite.foundation.process_end import end_quickly
 
 END_SECONDS = 30.0
 """Time in which a process that has no job left, or is stopped, releases or saves what it holds."""
@@ -84,6 +86,9 @@ class _Channel:
 def _serve(pipe: Connection, devices: str | None, warm_up: Callable[[], None] | None) -> None:
     """In the process: get ready, and run the jobs that arrive."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    collect_rarely()
+    codes: list[int] = []
+    end_quickly(codes)
     # CUDA reads it when it is used first, which is in this process.
     if devices is not None:
         os.environ[VISIBLE] = devices
@@ -108,3 +113,4 @@ def _serve(pipe: Connection, devices: str | None, warm_up: Callable[[], None] | 
             raise
         except Exception as error:
             pipe.send(("error", portable_error(error, "local")))
+    codes.append(0)

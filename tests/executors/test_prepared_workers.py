@@ -1,5 +1,7 @@
 """Local workers that start before their jobs are known: used if they fit, and never left behind."""
 
+import atexit
+import gc
 import os
 import signal
 import subprocess
@@ -7,11 +9,12 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from counting import CountJob, CountWorker, Messages, note_process
 
-from evalsuite.executors import LocalExecutor
+from evalsuite.executors import Channel, LocalExecutor
 from evalsuite.executors.gpus import likely_gpus
 
 JOBS = [CountJob(f"{group}{count}", count, group) for group in "ab" for count in (3, 4)]
@@ -38,6 +41,34 @@ def lives(process: int) -> bool:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+class Traces:
+    """Leaves a file for the objects between two collections, for its handler, and when it is freed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def run(self, prepared: Any, channel: Channel) -> dict[str, Any]:
+        (self.folder / f"objects-{gc.get_threshold()[0]}").touch()
+        atexit.register((self.folder / "handler").touch)
+        # Freed with the module, by Python itself.
+        sys.modules["freed"] = self  # type: ignore[assignment]
+        return {}
+
+    def close(self) -> None:
+        (self.folder / "closed").touch()
+
+    def __del__(self) -> None:
+        os.close(os.open(f"{self.folder}/freed", os.O_CREAT))
+
+
+def test_a_process_collects_rarely_and_ends_quickly(tmp_path: Path) -> None:
+    """It imports torch, whose objects take a second to traverse or to free."""
+    executor = LocalExecutor(num_workers=2)
+    assert len(dict(executor.map(partial(Traces, tmp_path), JOBS[:1], Messages(), tmp_path))) == 1
+    executor.close()
+    assert {path.name for path in tmp_path.iterdir()} == {"objects-10000", "closed", "handler"}
 
 
 @pytest.mark.parametrize("fail", [False, True])

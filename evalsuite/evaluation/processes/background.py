@@ -14,6 +14,7 @@ from multiprocessing.connection import Connection
 from typing import Any, Self
 
 from evalsuite.foundation import RunFolderError
+from evalsuite.foundation.garbage_collection import collect_rarely
 
 
 class Background:
@@ -86,6 +87,7 @@ def _serve(pipe: Connection, make: Callable[[], AbstractContextManager[Any]]) ->
     # The other side decides what an interruption of both means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _end)
+    collect_rarely()
     with make() as target:
         with suppress(EOFError, ConnectionError):
             while True:

@@ -1,4 +1,4 @@
-"""A command's process ends at once, but not before its threads and exit handlers."""
+"""A process ends at once, but not before its threads and exit handlers."""
 
 import subprocess
 import sys
@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 CODE = """
 import atexit, sys, threading, time
-import evalsuite.cli
+from evalsuite.foundation.process_end import end_quickly
 
 class Freed:
     def __del__(self):
@@ -23,8 +23,10 @@ def main():
     print("main", end=" ")
     {end}
 
-evalsuite.cli.main = main
-sys.exit(evalsuite.cli.run())
+codes = []
+end_quickly(codes)
+codes.append(main())
+sys.exit(codes[0])
 """
 
 
@@ -60,3 +62,26 @@ def test_a_command_without_stdout_ends_with_its_exit_code(redirection: str, code
     done = subprocess.run(["bash", "-c", script], cwd=ROOT, capture_output=True, text=True)
     assert "Traceback" not in done.stderr
     assert done.returncode == code
+
+
+def test_the_command_line_ends_so() -> None:
+    code = """
+import atexit, sys
+import evalsuite.cli, evalsuite.cli.entry
+
+class Freed:
+    def __del__(self):
+        print("freed")
+
+def main(argv):
+    sys.modules["freed"] = Freed()
+    atexit.register(print, "handler")
+    return 3
+
+evalsuite.cli.entry.main = main
+sys.exit(evalsuite.cli.run())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout.split(), done.stderr) == (3, ["handler"], "")
