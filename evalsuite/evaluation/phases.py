@@ -16,6 +16,7 @@ from evalsuite.evaluation.processes.workers import WorkerPool, pays_off
 from evalsuite.evaluation.run_paths import Cell, read_built
 from evalsuite.foundation.garbage_collection import collection_paused
 from evalsuite.foundation.tracking import Tracker, open_tracker
+from evalsuite.models.checkpoints.fingerprint import hashing_ahead
 from evalsuite.reports.run import is_run_folder
 
 PRELOADED = ("evalsuite.evaluation.score", "evalsuite.protocols.preload")
@@ -63,7 +64,8 @@ def build(pool: WorkerPool, config: RunConfig, checkpoints: Sequence[str]) -> No
     """
     assert config.suite is not None
     trusted = config.trust_remote_code
-    with collection_paused():
+    paths = [config.teacher, *checkpoints] if config.teacher else checkpoints
+    with hashing_ahead(paths), collection_paused():
         from evalsuite.evaluation.build import build_requests
         from evalsuite.evaluation.checkpoints import describe_checkpoints, diverged_students
         from evalsuite.evaluation.loss_curves import read_curves, rename_curves, write_curves

@@ -18,7 +18,8 @@ from evalsuite.evaluation.run_paths import read_built, responses_folder, shared_
 from evalsuite.executors import Executor, open_executor
 from evalsuite.foundation import locked
 from evalsuite.foundation.tracking import Tracker, check_tracker
-from evalsuite.reports.run import Checkpoint, read_environment
+from evalsuite.models.checkpoints.fingerprint import hashing_ahead
+from evalsuite.reports.run import Checkpoint, is_run_folder, read_environment
 
 if TYPE_CHECKING:
     from evalsuite.evaluation.inference.worker import EngineChoice, PreloadedEngine
@@ -127,6 +128,8 @@ def evaluate(config: RunConfig) -> Summary:
         start, has_time = stack.enter_context(phases.open_harnesses(config))
         # An engine that may refuse the run does so before anything is written. Any other one is imported
         # while another process builds.
+        if infers:
+            stack.enter_context(hashing_ahead(_hashed_here(config, checkpoints)))
         if infers and not (builds and serves_any(config)):
             _prepare_inference(config, executor, checkpoints)
         stack.enter_context(locked(out / ".lock", wait=False))
@@ -193,17 +196,29 @@ def _prepare_inference(config: RunConfig, executor: Executor, checkpoints: Seque
     check_servable(config, [path for path in (config.teacher, *checkpoints) if path is not None])
 
 
+def _hashed_here(config: RunConfig, checkpoints: Sequence[str]) -> Sequence[str]:
+    """Checkpoints whose weights this process will hash: those that a run without a build does not know yet,
+    or the first that it runs itself."""
+    if "build" not in config.phases:
+        out = Path(config.out)
+        known = {each.path for each in read_built(out).checkpoints} if is_run_folder(out) else ()
+        return [path for path in checkpoints if path not in known]
+    first = [config.teacher] if config.teacher else checkpoints[:1]
+    return first if serves_any(config) and _runs_here(config) else []
+
+
+def _runs_here(config: RunConfig) -> bool:
+    """Whether this process runs checkpoints, one after the other."""
+    return config.executor == "local" and config.executor_args.get("num_workers", 1) == 1
+
+
 def _preload(config: RunConfig, path: str) -> "PreloadedEngine | None":
     """Load the first engine while other processes build, if this process runs it on a GPU."""
     from evalsuite.evaluation.inference.engines import resolve_device
     from evalsuite.evaluation.inference.worker import PreloadedEngine
     from evalsuite.models.engines import engine_type
 
-    own_process = (
-        config.executor == "local"
-        and config.executor_args.get("num_workers", 1) == 1
-        and not engine_type(config.engine, config.engine_args).opens_unloaded
-    )
+    own_process = _runs_here(config) and not engine_type(config.engine, config.engine_args).opens_unloaded
     device, _ = resolve_device(config.device, config.dtype)
     if not own_process or config.trust_remote_code or not device.startswith("cuda"):
         return None

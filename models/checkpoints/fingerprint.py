@@ -10,12 +10,19 @@ import functools
 import hashlib
 import inspect
 import math
+import queue
 import re
+import threading
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from evalsuite.foundation import CheckpointError, canonical_json, content_hash, file_hash
 from evalsuite.models.checkpoints.config import STUDENT_TYPE, read_object
+from evalsuite.models.checkpoints.location import locate_here
+from evalsuite.models.checkpoints.once_per_file import kept_on_disk
 from evalsuite.models.checkpoints.safetensors_index import stored_tensors
 
 STUDENT_SOURCE = ("mixers", "ops", "decoder")
@@ -36,8 +43,57 @@ _TOKENIZER_FILES = (
 )
 
 
+_AHEAD: dict[Path, Future[str]] = {}
+"""What threads are hashing, or have hashed, for the next call of `weights_id`."""
+_THREADS_AHEAD = 4
+
+
+@contextmanager
+def hashing_ahead(sources: Iterable[str]) -> Iterator[None]:
+    """Hash checkpoints that lie here in threads from now on, for who asks first within this context.
+
+    Hashing hardly needs the interpreter, while a process imports what reads checkpoints. What cannot be
+    hashed is reported by who asks.
+
+    Args:
+        sources: as `load_checkpoint` takes them.
+    """
+    waiting: queue.SimpleQueue[tuple[Path, Future[str]]] = queue.SimpleQueue()
+    mine: dict[Path, Future[str]] = {}
+    for source in sources:
+        with suppress(CheckpointError):
+            location = locate_here(source)
+            if location is not None and location.path not in mine:
+                mine[location.path] = Future()
+                waiting.put((location.path, mine[location.path]))
+    _AHEAD.update(mine)
+    for _ in range(min(_THREADS_AHEAD, len(mine))):
+        # A command that fails does not wait for them.
+        threading.Thread(target=_hash_waiting, args=(waiting,), name="hash", daemon=True).start()
+    try:
+        yield
+    finally:
+        for path, future in mine.items():
+            future.cancel()
+            _AHEAD.pop(path, None)
+
+
+def _hash_waiting(waiting: "queue.SimpleQueue[tuple[Path, Future[str]]]") -> None:
+    while True:
+        try:
+            path, future = waiting.get_nowait()
+        except queue.Empty:
+            return
+        if not future.set_running_or_notify_cancel():
+            continue
+        try:
+            future.set_result(_hash(path))
+        except Exception as error:
+            future.set_exception(error)
+
+
 def weights_id(path: Path) -> str:
-    """Hash the checkpoint in a folder or GGUF file to 16 hex digits.
+    """Hash the checkpoint in a folder or GGUF file to 16 hex digits, or take what `hashing_ahead` has found.
 
     Covers every tensor's name, stored dtype, shape and bytes (independent of sharding), the config, the
     end-of-sequence tokens, and the tokenizer's files; independent of the dtype that the model is loaded in.
@@ -45,7 +101,12 @@ def weights_id(path: Path) -> str:
     Raises:
         CheckpointError: weights or config are missing, truncated or unreadable.
     """
-    path, digest = Path(path), hashlib.sha256()
+    ahead = _AHEAD.pop(Path(path), None)
+    return _hash(Path(path)) if ahead is None else ahead.result()
+
+
+def _hash(path: Path) -> str:
+    digest = hashlib.sha256()
     try:
         if path.is_file():
             return file_hash(path)[:16]
@@ -118,8 +179,13 @@ def source_hash(*parts: str, root: Path = Path(__file__).parents[1]) -> str:
     }
     # Benchmarks lie in the folders of the engines that they measure, and compute no responses.
     computing = [file for file in files if file.name != "benchmark.py"]
-    return content_hash(
-        {file.relative_to(root).as_posix(): _code(ast.parse(file.read_text())) for file in computing}
+    # To parse them takes a process a second.
+    return kept_on_disk(
+        "source",
+        [*computing, Path(__file__)],
+        lambda: content_hash(
+            {file.relative_to(root).as_posix(): _code(ast.parse(file.read_text())) for file in computing}
+        ),
     )
 
 
