@@ -86,7 +86,8 @@ class KernelCompilation:
             return
         from evalsuite.models.ops.tuning import compile_ahead
 
-        with compile_ahead.record_launches() as launches:
+        begin = [] if self._workers is None else [self._workers.begin]
+        with compile_ahead.record_launches(*begin) as launches:
             work()
         missing = compile_ahead.not_compiled(launches)
         failed: dict[str, str] = {}

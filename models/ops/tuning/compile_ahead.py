@@ -2,7 +2,7 @@
 
 Triton compiles each kernel when it is first launched, one after the other: minutes for a training step. Here
 the step is run once with launches recorded instead of executed (`record_launches`), the recorded kernels are
-compiled in worker processes, and the step then finds them in Triton's cache on disk.
+compiled in worker processes meanwhile, and the step then finds them in Triton's cache on disk.
 """
 
 import fcntl
@@ -14,8 +14,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -57,21 +57,25 @@ class Launch:
 
 
 @contextmanager
-def record_launches() -> Iterator[list[Launch]]:
+def record_launches(found: Callable[[Launch], None] = lambda launch: None) -> Iterator[list[Launch]]:
     """Within this context kernels that are not compiled yet are recorded instead of compiled and launched.
 
     Their outputs stay uninitialized, so that all results of the context must be thrown away.
+
+    Args:
+        found: called with each as soon as it is recorded.
     """
     from triton import knobs
 
-    found: dict[tuple[str, str], Launch] = {}
+    known: dict[tuple[str, str], Launch] = {}
     launches: list[Launch] = []
 
     def hook(*, fn: Any, compile: dict[str, Any], **_: Any) -> bool:
         source = fn.jit_function.cache_key
         launch = Launch(fn.module, fn.name, compile["specialization_data"], source)
-        if found.setdefault((launch.name, launch.specialization), launch) is launch:
+        if known.setdefault((launch.name, launch.specialization), launch) is launch:
             launches.append(launch)
+            found(launch)
         return True
 
     active = tuning.active()
@@ -107,31 +111,28 @@ def compile_in_threads(launches: Sequence[Launch], *, quiet: bool = False) -> di
 
     Arguments and result are those of `CompileWorkers.compile`.
     """
-    return _compile(launches, lambda launch: compile_kernel(**asdict(launch)), len(launches), quiet)
-
-
-def _compile(
-    launches: Sequence[Launch], compile_one: Callable[[Launch], str], threads: int, quiet: bool
-) -> dict[str, str]:
-    """Call `compile_one`, which returns an error or "", in threads: kernel → error of those with one."""
-    failed = {}
-    markers = _markers()
-    markers.mkdir(parents=True, exist_ok=True)
-    pool = ThreadPoolExecutor(max(1, threads))
-    futures = {pool.submit(compile_one, launch): launch for launch in launches}
+    pool = ThreadPoolExecutor(max(1, len(launches)))
     try:
-        with progress(total=len(launches), what="compiling kernels", unit="kernel", quiet=quiet) as bar:
-            for future in as_completed(futures):
-                launch = futures[future]
-                if error := future.result():
-                    failed[launch.name] = error
-                else:
-                    (markers / launch.key).touch()
-                bar.set_postfix_str(launch.name, refresh=False)
-                bar.update(1)
+        return _finish({pool.submit(compile_kernel, **asdict(each)): each for each in launches}, quiet)
     finally:
         # Without waiting: Ctrl-C must not take as long as the kernels.
         pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _finish(compiling: Mapping["Future[str]", Launch], quiet: bool) -> dict[str, str]:
+    """Wait for the results, errors or "", showing progress: kernel → error of those with one."""
+    failed = {}
+    markers = _markers()
+    markers.mkdir(parents=True, exist_ok=True)
+    with progress(total=len(compiling), what="compiling kernels", unit="kernel", quiet=quiet) as bar:
+        for future in as_completed(compiling):
+            launch = compiling[future]
+            if error := future.result():
+                failed[launch.name] = error
+            else:
+                (markers / launch.key).touch()
+            bar.set_postfix_str(launch.name, refresh=False)
+            bar.update(1)
     return failed
 
 
@@ -179,19 +180,33 @@ class CompileWorkers:
             (open(requests[1], "wb", buffering=0), open(answers[0]))  # noqa: SIM115 -- closed by `close`
             for requests, answers in pipes
         ]
+        self._threads = ThreadPoolExecutor(count)
+        self._compiling: dict[Future[str], Launch] = {}
         self._idle: queue.SimpleQueue[tuple[IO[bytes], IO[str]]] = queue.SimpleQueue()
         for pipe in self._pipes:
             self._idle.put(pipe)
 
+    def begin(self, launch: Launch) -> None:
+        """Have a kernel compiled, for a later call of `compile`; those that were compiled before are not.
+
+        With several processes on a host each takes its share.
+        """
+        # By key, as the processes may see different sets of kernels that are compiled already.
+        if int(launch.key, 16) % self._local_size == self._local_rank and not_compiled([launch]):
+            self._compiling[self._threads.submit(self._ask, launch)] = launch
+
     def compile(self, launches: Sequence[Launch], *, quiet: bool = False) -> dict[str, str]:
-        """Compile, showing progress; with several processes on a host each takes its share.
+        """Compile these kernels and those that were begun, showing progress.
 
         Returns:
             Kernel → error of those that did not compile here; a launch will raise it again.
         """
-        # By key, as the processes may see different sets of kernels that are compiled already.
-        own = [each for each in launches if int(each.key, 16) % self._local_size == self._local_rank]
-        return _compile(own, self._ask, len(self._pipes), quiet)
+        begun = set(self._compiling.values())
+        for launch in launches:
+            if launch not in begun:
+                self.begin(launch)
+        compiling, self._compiling = self._compiling, {}
+        return _finish(compiling, quiet)
 
     def _ask(self, launch: Launch) -> str:
         """Have an idle worker compile: the error, "" if there is none."""
@@ -208,6 +223,7 @@ class CompileWorkers:
 
     def close(self) -> None:
         """End the processes, also those in the middle of a kernel."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()

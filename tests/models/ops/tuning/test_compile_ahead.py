@@ -61,6 +61,30 @@ def test_every_kernel_is_compiled_and_failures_are_named(capsys: pytest.CaptureF
         assert workers.compile(launches("e"), quiet=True) == {}
 
 
+def test_kernels_compile_from_when_they_are_begun(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    program = f"""
+from evalsuite.models.ops.tuning.compile_worker import main
+def compile_one(name, **_):
+    with open({str(log)!r}, "a") as file:
+        print(name, file=file)
+    return "PTXASError: spilled" if name == "bad" else ""
+main(compile_one, imports=False)
+"""
+    first, bad, last = launches("a", "bad", "c")
+    with CompileWorkers(1, command(program)) as workers:
+        workers.begin(first)
+        workers.begin(bad)
+        started = time.monotonic()
+        while not (log.exists() and len(log.read_text().split()) == 2):
+            assert time.monotonic() - started < 60
+            time.sleep(0.01)
+        assert workers.compile([first, bad, last], quiet=True) == {"bad": "PTXASError: spilled"}
+        assert workers.compile([first, last], quiet=True) == {}
+    assert log.read_text().split() == ["a", "bad", "c"]
+    assert not_compiled([first, bad, last]) == [bad]
+
+
 def test_a_worker_that_ends_does_not_stop_the_others() -> None:
     with CompileWorkers(1, command(ECHO)) as workers:
         failed = workers.compile(launches("deadly", "a", "b"), quiet=True)
