@@ -14,6 +14,8 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import CancelledError, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 from evalsuite.distill.data.preparation import Preparation
@@ -41,6 +43,7 @@ class WorkerPool:
     def __init__(self, preparation: Preparation, num_workers: int = 0) -> None:
         self._preparation, self.num_workers = preparation, num_workers
         self._executor: ProcessPoolExecutor | None = None
+        self._folder: TemporaryDirectory[str] | None = None
         self._lock = threading.Lock()
 
     def map(self, method: str, tasks: Iterable[tuple[Label, tuple[Any, ...]]]) -> Iterator[tuple[Label, Any]]:
@@ -95,10 +98,19 @@ class WorkerPool:
                     self.num_workers,
                     mp_context=multiprocessing.get_context("spawn"),
                     initializer=_init_worker,
-                    # Each process is started with a copy; pickling a large vocabulary takes 0.3 s.
-                    initargs=(pickle.dumps(self._preparation),),
+                    initargs=(self._written(),),
                 )
             return self._executor
+
+    def _written(self) -> Path:
+        """A file with the preparation, written once.
+
+        As an argument, each process would start only after the one before it has read a large vocabulary.
+        """
+        if self._folder is None:
+            self._folder = TemporaryDirectory(prefix="evalsuite-")
+            (Path(self._folder.name) / "preparation").write_bytes(pickle.dumps(self._preparation))
+        return Path(self._folder.name) / "preparation"
 
     def _discard(self, executor: ProcessPoolExecutor) -> None:
         """End an executor whose processes died, unless another call of `map` has replaced it already."""
@@ -112,6 +124,10 @@ class WorkerPool:
         """End the processes; another task starts new ones."""
         if self._executor is not None:
             self._discard(self._executor)
+        with self._lock:
+            if self._folder is not None:
+                self._folder.cleanup()
+                self._folder = None
 
 
 def default_num_workers(device: str, processes: int) -> int:
@@ -135,9 +151,13 @@ DIED = (
 _preparation: Preparation | None = None
 
 
-def _init_worker(preparation: bytes) -> None:
+def _init_worker(preparation: Path) -> None:
     global _preparation
-    _preparation = pickle.loads(preparation)
+    try:
+        _preparation = pickle.loads(preparation.read_bytes())
+    except FileNotFoundError:
+        # The pool was closed meanwhile.
+        os._exit(1)
     # The trainer stops at the end of a step, for which it may need more data.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
