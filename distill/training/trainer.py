@@ -242,6 +242,7 @@ def _train(
                 world_size=process_group.world_size,
                 share_frozen=True,
             )
+            compilation.import_kernels()
         calibrate_students(data_recipe, models.teacher, models.students, tokenizer, process_group.broadcast)
         with _tracker(recipe, out) if process_group.is_main else nullcontext() as tracker:
             trainer = Trainer(
@@ -340,7 +341,6 @@ class Trainer:
         """Train the students on stage `number`, from the saved state on, and save the state at its end."""
         recipe, students, process_group = self.recipe, self.students, self.process_group
         self.compilation.start(fresh_only=True)
-        self.compilation.import_kernels()
         for student in students:
             student.begin_stage(stage)
         self._resume()

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.initialization import no_init_weights
 
 from evalsuite.foundation import ConfigError
 from evalsuite.models.decoder.config import decoder_config
@@ -315,8 +316,10 @@ _LONG = 2**40
 
 def build_on_meta(config: PreTrainedConfig, dtype: torch.dtype | None = None) -> PreTrainedModel:
     """The model of a config on the meta device; `dtype`: None for that of the config."""
-    with torch.device("meta"):
+    # Some releases of torch take a second to draw weights that do not exist.
+    with torch.device("meta"), no_init_weights():
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    model.tie_weights()
     return model
 
 
