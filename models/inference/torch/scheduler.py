@@ -103,7 +103,10 @@ class SequenceState(GenerationState):
 
 @dataclass(slots=True)
 class StepBlock:
-    """Dispatched steps: the sequence in each slot, and tokens and non-finite flags [steps, slots]."""
+    """Dispatched steps: the sequence in each slot, and tokens and non-finite flags [steps, slots].
+
+    Also a prefill pass, as one step of its rows.
+    """
 
     sequences: list[SequenceState | None]
     tokens: Tensor
@@ -114,9 +117,9 @@ class StepBlock:
 class GenerationScheduler:
     """Generates responses to some requests in a fixed number of slots.
 
-    The host collects tokens in blocks of steps. On a GPU the next block is dispatched before the last one is
-    collected, so that the device never waits for the host; a finished sequence then runs for one more block,
-    and its additional tokens are discarded.
+    The host collects tokens in blocks of steps. On a GPU prefill passes and the next block are dispatched
+    before what came before them is collected, so that the device never waits for the host; a finished
+    sequence then runs for one more block, and its additional tokens are discarded.
 
     Args:
         waiting: in scheduling order, the longest first.
@@ -154,7 +157,9 @@ class GenerationScheduler:
         """Yield (index, response) as sequences finish."""
         dispatched: deque[StepBlock] = deque()
         while True:
-            yield from self._schedule()
+            dispatched.extend(self._schedule())
+            while dispatched and not self.lookahead:
+                yield from self._collect(dispatched.popleft())
             block = self._dispatch()
             if block is not None:
                 dispatched.append(block)
@@ -200,7 +205,7 @@ class GenerationScheduler:
                 self.running[self.running.index(sequence)] = None
                 yield sequence.index, response
 
-    def _schedule(self) -> Iterator[tuple[int, GenerateResponse]]:
+    def _schedule(self) -> Iterator[StepBlock]:
         """Fill free slots from the queue, several at once, because one prompt costs nearly as much."""
         size = self.batch.cache.num_slots
         free = [slot for slot in range(size) if slot >= len(self.running) or self.running[slot] is None]
@@ -209,14 +214,10 @@ class GenerationScheduler:
         while free and self.waiting:
             scheduled = self._next_prefill(len(free))
             slots, free = free[: len(scheduled)], free[len(scheduled) :]
-            responses = self._prefill_into(slots, scheduled)
-            for slot, sequence, response in zip(slots, scheduled, responses, strict=True):
-                if response is not None:
-                    free.append(slot)
-                    yield sequence.index, response
-                else:
-                    self.running.extend([None] * (slot + 1 - len(self.running)))
-                    self.running[slot] = sequence
+            yield self._prefill_into(slots, scheduled)
+            for slot, sequence in zip(slots, scheduled, strict=True):
+                self.running.extend([None] * (slot + 1 - len(self.running)))
+                self.running[slot] = sequence
 
     def _next_prefill(self, limit: int) -> list[SequenceState]:
         """Take up to `limit` sequences from the queue that fit into one prefill pass."""
@@ -253,10 +254,8 @@ class GenerationScheduler:
         assert self._prefix[1] is not None
         return self._prefix[1]
 
-    def _prefill_into(
-        self, slots: list[int], scheduled: list[SequenceState]
-    ) -> list[GenerateResponse | None]:
-        """Prefill the prompts into `slots` and sample each sequence's first token."""
+    def _prefill_into(self, slots: list[int], scheduled: list[SequenceState]) -> StepBlock:
+        """Start to prefill the prompts into `slots` and to sample each sequence's first token."""
         requests = [sequence.request for sequence in scheduled]
         last, cache = self._prefill(scheduled)
         self.batch.cache.write(slots, cache)
@@ -269,8 +268,7 @@ class GenerationScheduler:
             stored[target] = value
         for sequence in scheduled:
             sequence.num_scheduled = 1
-        triples = zip(scheduled, tokens.tolist(), non_finite.tolist(), strict=True)
-        return [sequence.append([token], [bad]) for sequence, token, bad in triples]
+        return StepBlock(list(scheduled), *_to_host(tokens[None], non_finite[None]))
 
     def _compact(self) -> None:
         """Move the last sequences into the slots of finished ones, once a quarter of the slots is idle."""

@@ -11,6 +11,7 @@ import torch
 from evalsuite.models.inference.requests import GenerateRequest, SamplingParams, ScoreRequest
 from evalsuite.models.inference.torch.engine import TorchEngine
 from evalsuite.models.inference.torch.model_runner import ModelRunner
+from evalsuite.models.inference.torch.scheduler import GenerationScheduler
 
 
 def prompts(count: int, seed: int = 0, longest: int = 40) -> list[tuple[int, ...]]:
@@ -83,11 +84,37 @@ def test_continuous_batching_does_not_change_responses(llama: TorchEngine) -> No
         for p in prompts(40, seed=3)
     ]
     alone = [next(iter(llama.generate([request])))[1] for request in requests]
-    for num_seqs in (1, 3, 16):
+    for num_seqs, steps, lookahead in ((1, 1, 0), (3, 4, 1), (16, 1, 0), (16, 8, 1)):
         engine = TorchEngine(llama.checkpoint, batch_tokens=100)
+        engine.steps_per_block, engine.lookahead = steps, lookahead
         engine.limits = replace(engine.limits, max_num_seqs=num_seqs)
         responses = dict(engine.generate(requests))
         assert [responses[i] for i in range(40)] == alone
+
+
+@pytest.mark.parametrize(("lookahead", "expected"), [(0, "pppcccdc"), (1, "pppdccc")])
+def test_passes_are_dispatched_before_the_first_is_read(
+    llama: TorchEngine, monkeypatch: pytest.MonkeyPatch, lookahead: int, expected: str
+) -> None:
+    """On a GPU: reading a pass waits for it, and the GPU for the launches of the next one."""
+    log: list[str] = []
+
+    def logged(name: str, letter: str) -> None:
+        method = getattr(GenerationScheduler, name)
+
+        def call(self: GenerationScheduler, *args: Any) -> Any:
+            log.append(letter)
+            return method(self, *args)
+
+        monkeypatch.setattr(GenerationScheduler, name, call)
+
+    for name, letter in (("_prefill_into", "p"), ("_dispatch", "d"), ("_collect", "c")):
+        logged(name, letter)
+    engine = TorchEngine(llama.checkpoint, batch_tokens=100)
+    engine.steps_per_block, engine.lookahead = 8, lookahead
+    requests = [GenerateRequest((5 + each,) * 90, SamplingParams(max_new_tokens=20)) for each in range(3)]
+    assert len(dict(engine.generate(requests))) == 3
+    assert "".join(log).startswith(expected)
 
 
 @pytest.mark.parametrize(("steps_per_block", "lookahead"), [(8, 0), (1, 1), (5, 2)])
