@@ -12,6 +12,7 @@ import torch
 
 from evalsuite.foundation import ConfigError
 from evalsuite.models.ops.dispatch import KernelPolicy, kernel_policy, kernel_versions
+from evalsuite.models.ops.packages import hash_triton_ahead
 
 _log = logging.getLogger("evalsuite")
 
@@ -63,6 +64,7 @@ class KernelCompilation:
             return
         from evalsuite.models.ops.tuning.compile_ahead import CompileWorkers, has_compiled
 
+        hash_triton_ahead()
         if not fresh_only or not has_compiled():
             self._workers = CompileWorkers()
 

@@ -5,6 +5,8 @@ import importlib.metadata
 import importlib.util
 import re
 import sys
+import threading
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -48,3 +50,19 @@ def _stated_version(package: str) -> str | None:
 def version() -> str:
     """Versions of fla and triton, for logs and fingerprints."""
     return ", ".join(f"{distribution} {number}" for distribution, number in package_versions().items())
+
+
+def hash_triton() -> None:
+    """Let Triton hash its files, of hundreds of megabytes, for which the first launch of a process waits.
+
+    What fails here fails again at that launch, which reports it.
+    """
+    with suppress(Exception):
+        from triton.runtime.cache import triton_key
+
+        triton_key()
+
+
+def hash_triton_ahead() -> None:
+    """Do so in the background, once all that imports Triton is imported."""
+    threading.Thread(target=hash_triton, name="triton", daemon=True).start()

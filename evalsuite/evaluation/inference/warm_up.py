@@ -41,7 +41,8 @@ def warm_up(engine: str, device: str) -> None:
 def _import(engine: str, device: str) -> None:
     import torch
 
-    if device != "cpu" and torch.cuda.is_available():
+    on_gpu = device != "cpu" and torch.cuda.is_available()
+    if on_gpu:
         threading.Thread(
             target=_start_cuda, args=("cuda" if device == "auto" else device,), name="cuda", daemon=True
         ).start()
@@ -49,6 +50,10 @@ def _import(engine: str, device: str) -> None:
     from evalsuite.models.engines import engine_type
 
     kind: Any = engine_type(engine, {})
+    if on_gpu:
+        from evalsuite.models.ops.packages import hash_triton_ahead
+
+        hash_triton_ahead()
     # Parsing what the fingerprint of every decoder of ours covers takes a second.
     source_hash(*kind.source, *STUDENT_SOURCE)
 

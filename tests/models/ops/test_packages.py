@@ -2,10 +2,12 @@
 
 import importlib
 import sys
+import threading
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -58,3 +60,27 @@ def test_metadata_states_the_others(folder: Path, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr("importlib.metadata.version", version)
     assert packages.version() == "flash-linear-attention 0.7, triton 3.7.1"
+
+
+@pytest.mark.parametrize("error", [None, OSError])
+def test_triton_hashes_its_files_in_the_background(
+    monkeypatch: pytest.MonkeyPatch, error: type[Exception] | None
+) -> None:
+    hashed: list[str] = []
+
+    def triton_key() -> None:
+        hashed.append(threading.current_thread().name)
+        if error is not None:
+            raise error
+
+    for name in ("triton", "triton.runtime", "triton.runtime.cache"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    sys.modules["triton.runtime.cache"].triton_key = triton_key  # type: ignore[attr-defined]
+    failed: list[Any] = []
+    monkeypatch.setattr(threading, "excepthook", failed.append)
+    packages.hash_triton_ahead()
+    for thread in threading.enumerate():
+        if thread.name == "triton":
+            thread.join()
+    assert hashed == ["triton"]
+    assert not failed
