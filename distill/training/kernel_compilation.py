@@ -86,11 +86,14 @@ class KernelCompilation:
         """
         if not self._enabled:
             return
+        from evalsuite.models.ops import tuning
         from evalsuite.models.ops.tuning import compile_ahead
 
         begin = [] if self._workers is None else [self._workers.begin]
         with compile_ahead.record_launches(*begin) as launches:
             work()
+        # While workers compile.
+        tuning.run_postponed()
         missing = compile_ahead.not_compiled(launches)
         failed: dict[str, str] = {}
         if self._workers is None and len(missing) <= compile_ahead.FEW:

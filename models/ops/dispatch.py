@@ -112,18 +112,27 @@ class Op(Generic[P, R]):
         return not torch.is_grad_enabled() and use_triton(x) and self.proven(x.device, x.dtype, *form)
 
     def proven(self, device: torch.device, dtype: torch.dtype, *form: Hashable) -> bool:
-        """Whether the kernel for inference proves right; logs why not. Computed once."""
+        """Whether the kernel for inference proves right; logs why not. Computed once.
+
+        While launches are recorded, and none is executed, it is taken to be right.
+        """
         key = device, dtype, form
         if (found := self._proofs.get(key)) is None:
-            found = self._proofs[key] = self._prove(device, dtype, form)
+            kernel = self.inference
+            if kernel is None or (kernel.dtypes is not None and dtype not in kernel.dtypes):
+                found = False
+            elif tuning.postpone((self, key), lambda: self.proven(device, dtype, *form)):
+                return True
+            else:
+                found = self._prove(kernel, device, dtype, form)
+            self._proofs[key] = found
         return found
 
-    def _prove(self, device: torch.device, dtype: torch.dtype, form: tuple[Hashable, ...]) -> bool:
-        kernel = self.inference
-        if kernel is None or (kernel.dtypes is not None and dtype not in kernel.dtypes):
-            return False
+    def _prove(
+        self, kernel: Kernel, device: torch.device, dtype: torch.dtype, form: tuple[Hashable, ...]
+    ) -> bool:
         try:
-            with torch.inference_mode(), tuning.recording_paused():
+            with torch.inference_mode():
                 off = max(self.deviations(device, dtype, *form))
         except Exception as error:  # What a compiler raises can be anything.
             warn_once(f"kernels: {self.__name__} in torch: {str(error).splitlines()[0]}")

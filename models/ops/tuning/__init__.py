@@ -8,8 +8,7 @@ from the measured ones of this device, else of the nearest shape, else by a rule
 import logging
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +39,7 @@ class KernelTuning:
         self.sources, self.target = sources, target
         self.recording = False
         """Whether launches are recorded instead of executed (see `compile_ahead`)."""
+        self.postponed: dict[Hashable, Callable[[], object]] = {}
         self.by_rule: set[str] = set()
         """Kernels that have run with a configuration that was not measured for their shape class."""
 
@@ -143,21 +143,20 @@ def active() -> KernelTuning | None:
     return _active
 
 
-@contextmanager
-def recording_paused() -> Iterator[None]:
-    """Within this context kernels are compiled and launched, also while launches are recorded."""
+def postpone(key: Hashable, work: Callable[[], object]) -> bool:
+    """Whether launches are recorded; then `work`, which needs executed ones, is left to `run_postponed`."""
     if _active is None or not _active.recording:
-        yield
-        return
-    from triton import knobs
+        return False
+    _active.postponed.setdefault(key, work)
+    return True
 
-    hook, knobs.runtime.jit_cache_hook = knobs.runtime.jit_cache_hook, None
-    _active.recording = False
-    try:
-        yield
-    finally:
-        knobs.runtime.jit_cache_hook = hook
-        _active.recording = True
+
+def run_postponed() -> None:
+    """Do what had to wait until launches are no longer recorded."""
+    if _active is not None:
+        postponed, _active.postponed = _active.postponed, {}
+        for work in postponed.values():
+            work()
 
 
 def patch(autotuner: Any, failures: tuple[type[Exception], ...]) -> None:

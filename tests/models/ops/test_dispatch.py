@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from evalsuite.models.ops import dispatch
+from evalsuite.models.ops import dispatch, tuning
 from evalsuite.models.ops.dispatch import Draw, Kernel, Op, op
 
 
@@ -105,6 +105,27 @@ def test_each_form_is_proven_once(monkeypatch: pytest.MonkeyPatch) -> None:
         add.proven(device, torch.float32, width)
     assert add.calls == ["inference", "reference"] * 2
     assert add.deviations(device, torch.bfloat16, 7)[0] < 1e-2
+
+
+@pytest.mark.parametrize(("factor", "proven"), [(1.0, True), (1.01, False)])
+def test_proofs_wait_while_launches_are_recorded(
+    monkeypatch: pytest.MonkeyPatch, factor: float, proven: bool
+) -> None:
+    """A recorded launch leaves its output as it was, and workers can compile meanwhile."""
+    active, device = tuning.KernelTuning([]), torch.device("cpu")
+    monkeypatch.setattr(tuning, "_active", active)
+    half = make(monkeypatch, dtypes=dispatch.HALF)
+    add: Any = make(monkeypatch, factor)
+    active.recording = True
+    assert [add.proven(device, torch.float32) for _ in range(2)] == [True, True]
+    assert not half.proven(device, torch.float32)
+    assert add.calls == []
+    active.recording = False
+    tuning.run_postponed()
+    assert add.calls == ["inference", "reference"]
+    assert add.proven(device, torch.float32) is proven
+    tuning.run_postponed()
+    assert add.calls == ["inference", "reference"]
 
 
 def test_modes_without_gradients_have_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
