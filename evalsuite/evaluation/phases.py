@@ -16,7 +16,7 @@ from evalsuite.evaluation.processes.workers import WorkerPool, pays_off
 from evalsuite.evaluation.run_paths import Cell, read_built
 from evalsuite.foundation.garbage_collection import collection_paused
 from evalsuite.foundation.tracking import Tracker, open_tracker
-from evalsuite.models.checkpoints.fingerprint import hashing_ahead
+from evalsuite.models.checkpoints.hashing_ahead import hashing_ahead
 from evalsuite.reports.run import is_run_folder
 
 PRELOADED = ("evalsuite.evaluation.score", "evalsuite.protocols.preload")

@@ -18,7 +18,7 @@ from evalsuite.evaluation.run_paths import read_built, responses_folder, shared_
 from evalsuite.executors import Executor, open_executor
 from evalsuite.foundation import locked
 from evalsuite.foundation.tracking import Tracker, check_tracker
-from evalsuite.models.checkpoints.fingerprint import hashing_ahead
+from evalsuite.models.checkpoints.hashing_ahead import hashing_ahead
 from evalsuite.reports.run import Checkpoint, is_run_folder, read_environment
 
 if TYPE_CHECKING:

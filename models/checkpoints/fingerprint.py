@@ -10,18 +10,12 @@ import functools
 import hashlib
 import inspect
 import math
-import queue
 import re
-import threading
-from collections.abc import Iterable, Iterator
-from concurrent.futures import Future
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from evalsuite.foundation import CheckpointError, canonical_json, content_hash, file_hash
 from evalsuite.models.checkpoints.config import STUDENT_TYPE, read_object
-from evalsuite.models.checkpoints.location import locate_here
 from evalsuite.models.checkpoints.once_per_file import kept_on_disk
 from evalsuite.models.checkpoints.safetensors_index import stored_tensors
 
@@ -43,57 +37,8 @@ _TOKENIZER_FILES = (
 )
 
 
-_AHEAD: dict[Path, Future[str]] = {}
-"""What threads are hashing, or have hashed, for the next call of `weights_id`."""
-_THREADS_AHEAD = 4
-
-
-@contextmanager
-def hashing_ahead(sources: Iterable[str]) -> Iterator[None]:
-    """Hash checkpoints that lie here in threads from now on, for who asks first within this context.
-
-    Hashing hardly needs the interpreter, while a process imports what reads checkpoints. What cannot be
-    hashed is reported by who asks.
-
-    Args:
-        sources: as `load_checkpoint` takes them.
-    """
-    waiting: queue.SimpleQueue[tuple[Path, Future[str]]] = queue.SimpleQueue()
-    mine: dict[Path, Future[str]] = {}
-    for source in sources:
-        with suppress(CheckpointError):
-            location = locate_here(source)
-            if location is not None and location.path not in mine:
-                mine[location.path] = Future()
-                waiting.put((location.path, mine[location.path]))
-    _AHEAD.update(mine)
-    for _ in range(min(_THREADS_AHEAD, len(mine))):
-        # A command that fails does not wait for them.
-        threading.Thread(target=_hash_waiting, args=(waiting,), name="hash", daemon=True).start()
-    try:
-        yield
-    finally:
-        for path, future in mine.items():
-            future.cancel()
-            _AHEAD.pop(path, None)
-
-
-def _hash_waiting(waiting: "queue.SimpleQueue[tuple[Path, Future[str]]]") -> None:
-    while True:
-        try:
-            path, future = waiting.get_nowait()
-        except queue.Empty:
-            return
-        if not future.set_running_or_notify_cancel():
-            continue
-        try:
-            future.set_result(_hash(path))
-        except Exception as error:
-            future.set_exception(error)
-
-
 def weights_id(path: Path) -> str:
-    """Hash the checkpoint in a folder or GGUF file to 16 hex digits, or take what `hashing_ahead` has found.
+    """Hash the checkpoint in a folder or GGUF file to 16 hex digits.
 
     Covers every tensor's name, stored dtype, shape and bytes (independent of sharding), the config, the
     end-of-sequence tokens, and the tokenizer's files; independent of the dtype that the model is loaded in.
@@ -101,12 +46,7 @@ def weights_id(path: Path) -> str:
     Raises:
         CheckpointError: weights or config are missing, truncated or unreadable.
     """
-    ahead = _AHEAD.pop(Path(path), None)
-    return _hash(Path(path)) if ahead is None else ahead.result()
-
-
-def _hash(path: Path) -> str:
-    digest = hashlib.sha256()
+    path, digest = Path(path), hashlib.sha256()
     try:
         if path.is_file():
             return file_hash(path)[:16]

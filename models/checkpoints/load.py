@@ -18,7 +18,8 @@ from transformers.utils import logging as transformers_logging
 
 from evalsuite.foundation import CheckpointError, ConfigError, EvalsuiteError, content_hash
 from evalsuite.models.checkpoints.config import STUDENT_TYPE, check_config, read_object
-from evalsuite.models.checkpoints.fingerprint import tokenizer_files_id, weights_id
+from evalsuite.models.checkpoints.fingerprint import tokenizer_files_id
+from evalsuite.models.checkpoints.hashing_ahead import hashed
 from evalsuite.models.checkpoints.location import TRAINING, Location, first_line, locate
 from evalsuite.models.checkpoints.once_per_file import once_per_file
 from evalsuite.models.checkpoints.precision import EXACT, Precision
@@ -115,7 +116,7 @@ def load_checkpoint(
             extra["quantization_config"] = GgufConfig(dequantize=True)
             torch_dtype = torch.float32 if torch_dtype == "auto" else torch_dtype
         # Hashing a file needs neither the interpreter nor what is read here.
-        hashed = pool.submit(weights_id, location.path)
+        weights = pool.submit(hashed, location.path)
         # The tokenizer and the model read it as well, with errors that do not name it.
         config = _load(AutoConfig, location, trust_remote_code)
         tokenizer = None
@@ -129,7 +130,7 @@ def load_checkpoint(
             output_loading_info=True,
             **extra,
         )
-        original = hashed.result()
+        original = weights.result()
     missing = sorted(report["missing_keys"]) + sorted(str(key) for key in report["mismatched_keys"])
     if missing:
         raise CheckpointError(
@@ -222,7 +223,7 @@ def describe_checkpoint(
         config = _load(AutoConfig, location, trust_remote_code)
         if location.precision.state:
             _check_states(config, location)
-        hashed = pool.submit(weights_id, location.path)
+        weights = pool.submit(hashed, location.path)
         if location.header is not None and not with_tokenizer:
             tokenizer, tokens = None, location.header.num_tokens
             if not tokens:
@@ -232,7 +233,7 @@ def describe_checkpoint(
             tokenizer = _load_tokenizer(location, trust_remote_code, config, shared=shares_tokenizer)
             tokens = len(tokenizer)
         parameters = _parameters(location)
-        original = hashed.result()
+        original = weights.result()
     return CheckpointInfo(
         label=_label(location),
         path=str(path),

@@ -8,8 +8,9 @@ import torch
 from safetensors.torch import save_file
 
 from evalsuite.foundation import CheckpointError, write_json
-from evalsuite.models.checkpoints import fingerprint
-from evalsuite.models.checkpoints.fingerprint import hashing_ahead, weights_id
+from evalsuite.models.checkpoints import hashing_ahead as module
+from evalsuite.models.checkpoints.fingerprint import weights_id
+from evalsuite.models.checkpoints.hashing_ahead import hashed, hashing_ahead
 
 
 @pytest.fixture
@@ -23,22 +24,20 @@ def folders(tmp_path: Path) -> list[Path]:
 
 
 @pytest.fixture
-def hashed(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """What is hashed, in order."""
     found: list[Path] = []
-    hash_path = fingerprint._hash
 
     def recorded(path: Path) -> str:
         found.append(path)
-        return hash_path(path)
+        return weights_id(path)
 
-    monkeypatch.setattr(fingerprint, "_hash", recorded)
+    monkeypatch.setattr(module, "weights_id", recorded)
     return found
 
 
-def test_each_is_hashed_once_within_the_context(folders: list[Path], hashed: list[Path]) -> None:
+def test_each_is_hashed_once_within_the_context(folders: list[Path], calls: list[Path]) -> None:
     ids = [weights_id(folder) for folder in folders]
-    hashed.clear()
     sources = [
         str(folders[0]),
         f"{folders[0]}:weights=int8",
@@ -47,24 +46,24 @@ def test_each_is_hashed_once_within_the_context(folders: list[Path], hashed: lis
         "organization/model",
     ]
     with hashing_ahead(sources):
-        assert [weights_id(folder) for folder in folders] == ids
-        assert sorted(hashed) == folders
+        assert [hashed(folder) for folder in folders] == ids
+        assert sorted(calls) == folders
         # Taken once: it may have changed since.
         shutil.copytree(folders[1], folders[0], dirs_exist_ok=True)
-        assert weights_id(folders[0]) == ids[1]
+        assert hashed(folders[0]) == ids[1]
 
 
-def test_nothing_is_left_behind_the_context(folders: list[Path], hashed: list[Path]) -> None:
+def test_nothing_is_left_behind_the_context(folders: list[Path], calls: list[Path]) -> None:
     with hashing_ahead(map(str, folders)):
         pass
-    assert fingerprint._AHEAD == {}
+    assert module._AHEAD == {}
     shutil.copytree(folders[1], folders[0], dirs_exist_ok=True)
-    assert weights_id(folders[0]) == weights_id(folders[1])
+    assert hashed(folders[0]) == weights_id(folders[1])
 
 
 def test_a_broken_checkpoint_is_reported_by_who_asks(folders: list[Path]) -> None:
     (folders[0] / "model.safetensors").write_bytes(b"no weights")
     with hashing_ahead(map(str, folders)):
         with pytest.raises(CheckpointError, match="safetensors"):
-            weights_id(folders[0])
-        assert weights_id(folders[1])
+            hashed(folders[0])
+        assert hashed(folders[1])
