@@ -263,7 +263,9 @@ class GenerationScheduler:
         num_generated = torch.zeros_like(cache.lengths)
         tokens, non_finite = sample(self.runner.head.logits(last), sampling, num_generated)
         target = to_device(np.array(slots), last.device)
-        new = [tokens, cache.lengths, num_generated + 1, non_finite, *sampling.tensors()]
+        # As after a step: a prompt whose first token is its last one can fill the slot.
+        position = cache.lengths.clamp(max=self.batch.cache.capacity - 1)
+        new = [tokens, position, num_generated + 1, non_finite, *sampling.tensors()]
         for stored, value in zip(self.batch.tensors(), new, strict=True):
             stored[target] = value
         for sequence in scheduled:

@@ -92,6 +92,21 @@ def test_continuous_batching_does_not_change_responses(llama: TorchEngine) -> No
         assert [responses[i] for i in range(40)] == alone
 
 
+@pytest.mark.parametrize("lookahead", [0, 1])
+def test_a_prompt_that_fills_its_slot_ends_within_it(llama: TorchEngine, lookahead: int) -> None:
+    """Its only token is not read yet when the block that decodes the other row starts."""
+    lengths, limits = (64, 5), (1, 20)
+    requests = [
+        GenerateRequest(tuple(range(3, 3 + length)), SamplingParams(max_new_tokens=limit))
+        for length, limit in zip(lengths, limits, strict=True)
+    ]
+    alone = [next(iter(llama.generate([request])))[1] for request in requests]
+    engine = TorchEngine(llama.checkpoint)
+    engine.steps_per_block, engine.lookahead = 8, lookahead
+    responses = dict(engine.generate(requests))
+    assert [responses[index] for index in range(2)] == alone
+
+
 @pytest.mark.parametrize(("lookahead", "expected"), [(0, "pppcccdc"), (1, "pppdccc")])
 def test_passes_are_dispatched_before_the_first_is_read(
     llama: TorchEngine, monkeypatch: pytest.MonkeyPatch, lookahead: int, expected: str
