@@ -108,8 +108,13 @@ class WorkerPool:
         As an argument, each process would start only after the one before it has read a large vocabulary.
         """
         if self._folder is None:
-            self._folder = TemporaryDirectory(prefix="evalsuite-")
-            (Path(self._folder.name) / "preparation").write_bytes(pickle.dumps(self._preparation))
+            pickled = pickle.dumps(self._preparation)
+            try:
+                folder = TemporaryDirectory(prefix="evalsuite-")
+                (Path(folder.name) / "preparation").write_bytes(pickled)
+            except OSError as error:
+                raise DataError(UNWRITTEN.format(size=len(pickled) / 2**20, reason=error.strerror)) from error
+            self._folder = folder
         return Path(self._folder.name) / "preparation"
 
     def _discard(self, executor: ProcessPoolExecutor) -> None:
@@ -146,6 +151,11 @@ DIED = (
     "the data worker processes (num_workers: {num_workers}) died repeatedly at the same documents: the "
     "machine may be out of memory (lower 'num_workers' or the sources' 'shuffle_buffer_size'), or the script "
     'that calls distill() needs `if __name__ == "__main__":`; num_workers: 0 uses no processes'
+)
+
+UNWRITTEN = (
+    "the vocabulary for the data worker processes ({size:,.0f} MiB) cannot be written to a temporary folder "
+    "({reason}): make room, or set TMPDIR to a folder that has some; num_workers: 0 uses no processes"
 )
 
 _preparation: Preparation | None = None

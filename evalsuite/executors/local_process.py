@@ -1,5 +1,6 @@
 """A worker's process on this machine."""
 
+import gc
 import os
 import signal
 from collections.abc import Callable, Mapping
@@ -96,6 +97,8 @@ def _serve(pipe: Connection, devices: str | None, warm_up: Callable[[], None] | 
         # What fails here fails again in a job, which reports it.
         with suppress(Exception):
             warm_up()
+        # What was imported stays, and collections need not traverse it.
+        gc.freeze()
     # Closed at once: threads of libraries can keep a process that has failed from ending.
     with suppress(EOFError, ConnectionError), closing(pipe):
         try:

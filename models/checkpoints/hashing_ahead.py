@@ -31,10 +31,9 @@ def hashing_ahead(sources: Iterable[str]) -> Iterator[None]:
     for source in sources:
         with suppress(CheckpointError):
             location = locate_here(source)
-            if location is not None and location.path not in mine:
-                mine[location.path] = Future()
+            if location is not None and location.path not in _AHEAD:
+                mine[location.path] = _AHEAD[location.path] = Future()
                 waiting.put((location.path, mine[location.path]))
-    _AHEAD.update(mine)
     for _ in range(min(_THREADS, len(mine))):
         # A command that fails does not wait for them.
         threading.Thread(target=_hash_waiting, args=(waiting,), name="hash", daemon=True).start()
@@ -43,7 +42,8 @@ def hashing_ahead(sources: Iterable[str]) -> Iterator[None]:
     finally:
         for path, future in mine.items():
             future.cancel()
-            _AHEAD.pop(path, None)
+            if _AHEAD.get(path) is future:
+                del _AHEAD[path]
 
 
 def _hash_waiting(waiting: "queue.SimpleQueue[tuple[Path, Future[str]]]") -> None:

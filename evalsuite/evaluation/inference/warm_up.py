@@ -3,7 +3,6 @@
 Importing this module is cheap.
 """
 
-import gc
 import threading
 from contextlib import suppress
 from functools import partial
@@ -34,8 +33,6 @@ def warm_up(engine: str, device: str) -> None:
     """Import an engine; a thread starts CUDA as soon as torch is imported."""
     with collection_paused():
         _import(engine, device)
-        # What is imported stays, and later collections need not traverse it.
-        gc.freeze()
 
 
 def _import(engine: str, device: str) -> None:

@@ -3,6 +3,7 @@
 import json
 import multiprocessing
 import os
+import tempfile
 import threading
 from contextlib import closing, nullcontext
 from itertools import islice, pairwise
@@ -37,6 +38,19 @@ def pool(forked):
     made = WorkerPool(Tasks(), 2)  # type: ignore[arg-type]
     yield made
     made.close()
+
+
+def test_a_temporary_folder_that_cannot_be_written_is_named(pool, monkeypatch, tmp_path):
+    """Where the processes read what they need; nothing half written is left to the next call."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+    for _ in range(2):
+        with pytest.raises(DataError, match=r"\(No such file or directory\): make room, or set TMPDIR"):
+            next(pool.map("square", [(1, (1,))]))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert next(pool.map("square", [(1, (2,))]))[1][0] == 4
+    assert len(list(tmp_path.iterdir())) == 1
+    pool.close()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_results_come_in_order_from_processes_that_work_ahead(pool):

@@ -67,3 +67,12 @@ def test_a_broken_checkpoint_is_reported_by_who_asks(folders: list[Path]) -> Non
         with pytest.raises(CheckpointError, match="safetensors"):
             hashed(folders[0])
         assert hashed(folders[1])
+
+
+def test_an_outer_context_has_begun_already(folders: list[Path], calls: list[Path]) -> None:
+    """As a run and its build phase in one process."""
+    with hashing_ahead(map(str, folders[:1])):
+        with hashing_ahead(map(str, folders)):
+            assert [hashed(folder) for folder in folders] == [weights_id(folder) for folder in folders]
+        assert sorted(calls) == folders
+    assert module._AHEAD == {}
