@@ -126,10 +126,10 @@ def evaluate(config: RunConfig) -> Summary:
         checkpoints = expand_folders(config.checkpoints)
         check_inputs(config, checkpoints)
         start, has_time = stack.enter_context(phases.open_harnesses(config))
-        # An engine that may refuse the run does so before anything is written. Any other one is imported
-        # while another process builds.
         if infers:
             stack.enter_context(hashing_ahead(_hashed_here(config, checkpoints)))
+        # An engine that may refuse the run does so before anything is written. Any other one is imported
+        # while another process builds.
         if infers and not (builds and serves_any(config)):
             _prepare_inference(config, executor, checkpoints)
         stack.enter_context(locked(out / ".lock", wait=False))

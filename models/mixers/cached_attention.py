@@ -109,27 +109,17 @@ class AttentionMasks:
                 *rows, span=span, scale=scale, cap=soft_cap, state=None, token_mask=None
             )
         else:
-            mixed = self._attend_at_once(query, key, value, span, scale, soft_cap)
+            mask = self.get(span)
+            parts: list[Tensor] = []
+            if mask is not None and self._valid is None and soft_cap is None:
+                # The first window sees all before it, for which torch's fastest kernels need no mask.
+                window = span.window
+                q, k, v = (x[:, :, :window] for x in (query, key, value))
+                parts = [grouped_attention(q, k, v, None, scale, None)]
+                query, mask = query[:, :, window:], mask[:, :, window:]
+            parts.append(grouped_attention(query, key, value, mask, scale, soft_cap))
+            mixed = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
         return mixed if self.layout is None else self.layout.unpad(mixed)
-
-    def _attend_at_once(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        span: AttentionSpan,
-        scale: float | None,
-        soft_cap: float | None,
-    ) -> Tensor:
-        mask = self.get(span)
-        if mask is None or self._valid is not None or soft_cap is not None:
-            return grouped_attention(query, key, value, mask, scale, soft_cap)
-        # The first window sees all before it, for which torch's fastest kernels need no mask.
-        window = span.window
-        q, k, v = (x[:, :, :window] for x in (query, key, value))
-        first = grouped_attention(q, k, v, None, scale, None)
-        rest = grouped_attention(query[:, :, window:], key, value, mask[:, :, window:], scale, None)
-        return torch.cat([first, rest], 1)
 
 
 def grouped_attention(

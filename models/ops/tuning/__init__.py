@@ -40,6 +40,7 @@ class KernelTuning:
         self.recording = False
         """Whether launches are recorded instead of executed (see `compile_ahead`)."""
         self.postponed: dict[Hashable, Callable[[], object]] = {}
+        """What waits until they are executed again, by what it is about."""
         self.by_rule: set[str] = set()
         """Kernels that have run with a configuration that was not measured for their shape class."""
 
