@@ -1,4 +1,4 @@
-"""The in-process engine and lm-eval's HFLM on the same requests, tokenization included on both sides.
+"""The in-process engine and a peer on the same requests, tokenization included on both sides.
 
     python tests/performance/bench_engine.py --checkpoint pocket --mixer gated_deltanet --profile
 
@@ -6,8 +6,8 @@ Workloads: "hellaswag" (four continuations of several tokens per context), "mmlu
 four one-token continuations), "generation" (prompts of different length, a fixed number of new tokens). The
 texts are random words of the tokenizer. Each side runs several times after a short warm-up; the table
 gives the best run and, as "first", the ratio of the first runs, which include kernel selection for new
-shapes. HFLM may run a part of the documents (`--hflm-share`): the ratio is one of rates. Where its batch
-does not fit the GPU's memory, it runs half as many sequences.
+shapes. The peer is lm-eval's HFLM, in the largest batches that fit, or vLLM (`--peer vllm`, which needs
+EVALSUITE_VLLM_PYTHON). It may run a part of the documents (`--peer-share`): the ratio is one of rates.
 
 `--profile` adds a run that attributes our wall time to phases of the host, and one that adds up the kernels.
 
@@ -16,7 +16,6 @@ Exits with 1 if the log-probabilities of the two sides differ by more than `--to
 
 import argparse
 import gc
-import random
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -31,13 +30,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from evalsuite.cli.exit_codes import guarded
-from evalsuite.foundation import MissingDependencyError, write_json
+from evalsuite.foundation import write_json
 from evalsuite.foundation.parser import Parser
 from evalsuite.models import build_student
 from evalsuite.models.checkpoints.load import Checkpoint, load_checkpoint
 from evalsuite.models.decoder.cost import ModelCost, format_flops
 from evalsuite.models.inference.in_process import InProcessEngine
-from evalsuite.models.inference.requests import GenerateRequest, SamplingParams, ScoreRequest
 from evalsuite.models.inference.response_cache import ResponseCache
 from evalsuite.models.inference.stopping import StopChecker
 from evalsuite.models.inference.torch import model_runner
@@ -46,14 +44,24 @@ from evalsuite.models.inference.torch.engine import TorchEngine
 from evalsuite.models.inference.torch.loglikelihood import LoglikelihoodBatch
 from evalsuite.models.inference.torch.model_runner import ModelRunner
 from evalsuite.models.inference.torch.scheduler import GenerationScheduler
-from evalsuite.protocols.tokenization import Encoder, group_by_context
+from evalsuite.protocols.tokenization import Encoder
+from tests.performance.engine_workloads import (
+    Workload,
+    generate_requests,
+    part,
+    run_engine,
+    score_requests,
+    workloads,
+)
 from tests.performance.host_profile import HostProfile, Targets
 from tests.performance.kernel_profile import profile_kernels
+from tests.performance.peers import PEERS, Peer
 
 TOLERANCES = {torch.float32: 0.01}
 """Maximum difference of a log-probability by dtype, in nats; 1 for others."""
 
-Pair = tuple[str, str]
+MAX_LENGTH = 2048
+"""Positions of both sides."""
 
 PHASES: Targets = {
     "tokenization": [(Encoder, "pairs"), (Encoder, "encode")],
@@ -78,18 +86,6 @@ PHASES: Targets = {
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
-    """Pairs of context and continuation to score, or prompts to continue by `new_tokens` tokens."""
-
-    name: str
-    pairs: tuple[Pair, ...] = ()
-    prompts: tuple[str, ...] = ()
-    new_tokens: int = 0
-    batch_size: int = 64
-    """Batch size of HFLM."""
-
-
-@dataclass(frozen=True, slots=True)
 class Timing:
     """One row of the table. Rates are requests or generated tokens per second in the best run."""
 
@@ -97,7 +93,8 @@ class Timing:
     workload: str
     unit: str
     ours: float
-    hflm: float
+    peer: str
+    peer_rate: float
     ratio: float
     first_ratio: float
     """Ratio of the first runs."""
@@ -105,84 +102,14 @@ class Timing:
     """Largest difference of a log-probability; for generation, the share of responses that differ."""
     seconds: tuple[float, ...] = ()
     """Of our runs."""
-    hflm_seconds: tuple[float, ...] = ()
-    """Of HFLM's runs, on a part of the documents."""
-    hflm_batch_size: int = 0
-    """Sequences of a pass of HFLM."""
+    peer_seconds: tuple[float, ...] = ()
+    """Of the peer's runs, on a part of the documents."""
+    peer_batch_size: int = 0
+    """Sequences of a pass of the peer, at most."""
     tflops: float | None = None
     """TFLOP/s of our best run, in which every token counts once; None for a foreign architecture."""
     profile: str = ""
     """Kernels and phases of our side."""
-
-
-def workloads(tokenizer: Any, scale: float = 1.0, seed: int = 0) -> list[Workload]:
-    """The three workloads, with 2000, 300 and 512 documents times `scale`."""
-    words = _words(tokenizer)
-    draw = random.Random(seed)
-
-    def text(low: int, high: int) -> str:
-        return "".join(draw.choice(words) for _ in range(draw.randint(low, high)))
-
-    def count(full: int) -> int:
-        return max(4, round(full * scale))
-
-    hellaswag = [
-        (context, text(10, 30)) for context in (text(20, 70) for _ in range(count(2000))) for _ in range(4)
-    ]
-    mmlu = [
-        (context + "\nAnswer:", choice)
-        for context in (text(500, 900) for _ in range(count(300)))
-        for choice in (" A", " B", " C", " D")
-    ]
-    prompts = tuple(text(32, 96) for _ in range(count(512)))
-    return [
-        Workload("hellaswag", pairs=tuple(hellaswag)),
-        Workload("mmlu", pairs=tuple(mmlu)),
-        Workload("generation", prompts=prompts, new_tokens=256, batch_size=256),
-    ]
-
-
-def _words(tokenizer: Any) -> list[str]:
-    """Words of the vocabulary, each one token with its leading space."""
-    ids = list(tokenizer.get_vocab().values())
-    texts = tokenizer.batch_decode([[number] for number in sorted(ids)])
-    return [text for text in texts if text[:1] == " " and text[1:].isalpha() and text.isascii()]
-
-
-def generate_requests(encoder: Encoder, workload: Workload) -> list[GenerateRequest]:
-    """Tokenize the prompts."""
-    encoded = encoder.encode(workload.prompts)
-    sampling = SamplingParams(workload.new_tokens)
-    return [GenerateRequest(encoded[text], sampling) for text in workload.prompts]
-
-
-def score_requests(encoder: Encoder, workload: Workload) -> list[ScoreRequest]:
-    """Tokenize pairs as lm-eval does; one request per context."""
-    return group_by_context(encoder.pairs(workload.pairs))[0]
-
-
-def run_engine(
-    engine: TorchEngine, encoder: Encoder, workload: Workload, cache: ResponseCache | None = None
-) -> list[Any]:
-    """Tokenize and run; one result per pair (log-probability, greedy) or per prompt (text).
-
-    With a `cache`, responses are also stored, as a run stores them.
-    """
-    if workload.prompts:
-        requests = generate_requests(encoder, workload)
-        responses = dict(engine.generate(requests))
-        if cache is not None:
-            cache.add("f" * 16, [(requests[index].key(), each) for index, each in responses.items()])
-        return [responses[index].text for index in range(len(responses))]
-    scored = dict(engine.score(score_requests(encoder, workload)))
-    if cache is not None:
-        keys = [("score", str(index), "", 0) for index in scored]
-        cache.add("f" * 16, list(zip(keys, scored.values(), strict=True)))
-    return [
-        pair
-        for index in range(len(scored))
-        for pair in zip(scored[index].logprobs, scored[index].greedy, strict=True)
-    ]
 
 
 def profile_engine(engine: TorchEngine, encoder: Encoder, workload: Workload) -> str:
@@ -198,38 +125,13 @@ def profile_engine(engine: TorchEngine, encoder: Encoder, workload: Workload) ->
     return f"{kernels}\n{phases.table(wall)}"
 
 
-def run_hflm(lm: Any, workload: Workload) -> list[Any]:
-    """The same workload in lm-eval's HFLM, in the largest batches that fit."""
-    while True:
-        try:
-            return _run_hflm(lm, workload)
-        except torch.OutOfMemoryError:
-            if lm.batch_size_per_gpu == 1:
-                raise
-        # After the handler, which holds the tensors of the failed pass.
-        lm.batch_size_per_gpu //= 2
-        torch.cuda.empty_cache()
-
-
-def _run_hflm(lm: Any, workload: Workload) -> list[Any]:
-    from lm_eval.api.instance import Instance
-
-    if workload.prompts:
-        settings = {"until": [], "max_gen_toks": workload.new_tokens, "do_sample": False}
-        instances = [
-            Instance("generate_until", {}, (text, settings), i) for i, text in enumerate(workload.prompts)
-        ]
-        return list(lm.generate_until(instances, disable_tqdm=True))
-    instances = [Instance("loglikelihood", {}, pair, i) for i, pair in enumerate(workload.pairs)]
-    return list(lm.loglikelihood(instances, disable_tqdm=True))
-
-
 def compare(
     checkpoint: Checkpoint,
     workload: Workload,
     *,
+    peer: Peer,
     warm: Workload,
-    hflm_share: float = 1.0,
+    peer_share: float = 1.0,
     runs: int = 3,
     profiled: bool = False,
     fused_attention: bool = True,
@@ -239,32 +141,20 @@ def compare(
     Args:
         checkpoint: the model.
         workload, warm: what to run, and what to run before.
-        hflm_share: part of the documents that HFLM runs.
+        peer: another engine with this checkpoint.
+        peer_share: part of the documents that the peer runs.
         runs: of each side, at most; fewer if they take more than ten seconds.
         profiled: also profile our side.
         fused_attention: let softmax layers store keys and rotate in one kernel where it applies.
-
-    Raises:
-        MissingDependencyError: lm-eval is not installed.
     """
-    try:
-        from lm_eval.models.huggingface import HFLM
-    except ImportError as error:
-        raise MissingDependencyError(f"lm-eval is not installed: {error}") from error
-    engine = TorchEngine(checkpoint, max_length=2048)
+    engine = TorchEngine(checkpoint, max_length=MAX_LENGTH)
     if not fused_attention:
         engine.runner.storing = None
-    lm = HFLM(
-        pretrained=checkpoint.model,
-        tokenizer=checkpoint.tokenizer,
-        batch_size=workload.batch_size,
-        max_length=2048,
-    )
     encoder = Encoder(checkpoint.tokenizer)
     mine, my_seconds = _timed(lambda each: run_engine(engine, encoder, each), workload, warm, runs)
     profile = profile_engine(engine, encoder, workload) if profiled else ""
-    shared = part(workload, hflm_share, workload.new_tokens)
-    other, other_seconds = _timed(lambda each: run_hflm(lm, each), shared, warm, runs)
+    shared = part(workload, peer_share, workload.new_tokens)
+    other, other_seconds = _timed(peer.run, shared, warm, runs)
     both = list(zip(mine, other, strict=False))
     flops = workload_flops(checkpoint, encoder, workload)
     if workload.prompts:
@@ -280,13 +170,14 @@ def compare(
         workload=workload.name,
         unit=unit,
         ours=amount / min(my_seconds),
-        hflm=share * amount / min(other_seconds),
+        peer=peer.name,
+        peer_rate=share * amount / min(other_seconds),
         ratio=min(other_seconds) / share / min(my_seconds),
         first_ratio=other_seconds[0] / share / my_seconds[0],
         deviation=deviation,
         seconds=tuple(my_seconds),
-        hflm_seconds=tuple(other_seconds),
-        hflm_batch_size=lm.batch_size_per_gpu,
+        peer_seconds=tuple(other_seconds),
+        peer_batch_size=peer.batch_size(),
         tflops=None if flops is None else flops / min(my_seconds) / 1e12,
         profile=profile,
     )
@@ -333,23 +224,13 @@ def _synchronize() -> None:
         torch.cuda.synchronize()
 
 
-def part(workload: Workload, fraction: float, new_tokens: int = 16) -> Workload:
-    """The first documents of a workload, with fewer new tokens."""
-    return replace(
-        workload,
-        pairs=workload.pairs[: 4 * max(1, round(fraction * len(workload.pairs) / 4))],
-        prompts=workload.prompts[: max(1, round(fraction * len(workload.prompts)))],
-        new_tokens=min(workload.new_tokens, new_tokens),
-    )
-
-
 def table(timings: Sequence[Timing]) -> str:
     """Text table of the timings."""
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU"
-    head = f"{'model':<26}{'workload':<12}{'ours/s':>12}{'HFLM/s':>12}{'ratio':>8}{'first':>8}"
+    head = f"{'model':<26}{'workload':<12}{'ours/s':>12}{'peer':>12}{'peer/s':>12}{'ratio':>8}{'first':>8}"
     lines = [f"{head}  deviation  compute"]
     lines += [
-        f"{t.model:<26}{t.workload:<12}{t.ours:>12,.0f}{t.hflm:>12,.0f}{t.ratio:>7.1f}×{t.first_ratio:>7.1f}×"
+        f"{t.model:<26}{t.workload:<12}{t.ours:>12,.0f}{t.peer:>12}{t.peer_rate:>12,.0f}{t.ratio:>7.1f}×{t.first_ratio:>7.1f}×"
         f"  {t.deviation:<11.2g}{'–' if t.tflops is None else format_flops(1e12 * t.tflops, device)}"
         for t in timings
     ]
@@ -379,7 +260,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--mixer", action="append", default=[], help="also a student with this mixer")
     parser.add_argument("--workload", action="append", help="hellaswag, mmlu or generation; default all")
     parser.add_argument("--scale", type=float, default=1.0, help="number of documents, 1 = full")
-    parser.add_argument("--hflm-share", type=float, default=1.0, help="part of the documents that HFLM runs")
+    parser.add_argument("--peer", choices=list(PEERS), default="hflm", help="what to compare with")
+    parser.add_argument(
+        "--peer-share", type=float, default=1.0, help="part of the documents that the peer runs"
+    )
     parser.add_argument("--runs", type=int, default=3, help="runs of each side")
     parser.add_argument(
         "--plain-attention", action="store_true", help="softmax layers in separate operations"
@@ -397,23 +281,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         teacher = load_checkpoint(options.checkpoint, dtype=dtype, device=options.device)
     timings: list[Timing] = []
     for checkpoint in [teacher, *(student_of(teacher, mixer) for mixer in options.mixer)]:
-        for workload in workloads(checkpoint.tokenizer, options.scale):
-            if options.workload and workload.name not in options.workload:
-                continue
-            timings.append(
-                compare(
-                    checkpoint,
-                    workload,
-                    warm=part(workload, 0.1),
-                    hflm_share=options.hflm_share,
-                    runs=options.runs,
-                    profiled=options.profile,
-                    fused_attention=not options.plain_attention,
+        with PEERS[options.peer](checkpoint, MAX_LENGTH) as peer:
+            for workload in workloads(checkpoint.tokenizer, options.scale):
+                if options.workload and workload.name not in options.workload:
+                    continue
+                timings.append(
+                    compare(
+                        checkpoint,
+                        workload,
+                        peer=peer,
+                        warm=part(workload, 0.1),
+                        peer_share=options.peer_share,
+                        runs=options.runs,
+                        profiled=options.profile,
+                        fused_attention=not options.plain_attention,
+                    )
                 )
-            )
-            print(table(timings[-1:]), flush=True)
-            if options.out:
-                write_json(options.out, [asdict(timing) for timing in timings])
+                print(table(timings[-1:]), flush=True)
+                if options.out:
+                    write_json(options.out, [asdict(timing) for timing in timings])
     print(table(timings))
     tolerance = TOLERANCES.get(dtype, 1.0) if options.tolerance is None else options.tolerance
     return int(any(timing.unit == "requests" and timing.deviation > tolerance for timing in timings))

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from tests.performance import bench_engine
-from tests.performance.bench_engine import PHASES, Workload, compare, part, run_hflm, table, workloads
+from tests.performance import peers
+from tests.performance.bench_engine import PHASES, compare, table
+from tests.performance.engine_workloads import Workload, part, workloads
+from tests.performance.peers import hflm, run_hflm
 
 
 @pytest.mark.long
@@ -20,12 +22,14 @@ def test_both_sides_agree(build: Callable[..., Any], kind: str) -> None:
     assert len(hellaswag.pairs) == len(mmlu.pairs) == 16
     assert len(generation.prompts) == 4
     assert hellaswag == workloads(checkpoint.tokenizer, scale=0.002)[0]
-    scored = compare(checkpoint, hellaswag, warm=part(hellaswag, 0.25))
     short = replace(generation, new_tokens=12)
-    generated = compare(checkpoint, short, warm=part(short, 0.25))
+    with hflm(checkpoint, 2048) as peer:
+        scored = compare(checkpoint, hellaswag, peer=peer, warm=part(hellaswag, 0.25))
+        generated = compare(checkpoint, short, peer=peer, warm=part(short, 0.25))
     assert scored.deviation < 1e-3
     assert generated.deviation == 0
-    assert scored.ratio == pytest.approx(scored.ours / scored.hflm)
+    assert scored.ratio == pytest.approx(scored.ours / scored.peer_rate)
+    assert (scored.peer_batch_size, generated.peer_batch_size) == (64, 256)
     assert "hellaswag" in table([scored, generated])
 
 
@@ -47,7 +51,7 @@ def test_a_batch_of_hflm_that_does_not_fit_is_halved(
             raise torch.OutOfMemoryError("no memory")
         return [workload.name]
 
-    monkeypatch.setattr(bench_engine, "_run_hflm", run)
+    monkeypatch.setattr(peers, "_run_hflm", run)
     lm = SimpleNamespace(batch_size_per_gpu=8)
     if fitting:
         assert run_hflm(lm, Workload("mmlu")) == ["mmlu"]

@@ -41,9 +41,9 @@ first() {
 engine() {
   export CUDA_VISIBLE_DEVICES=0 PYTHONPATH=$root/lm:$PYTHONPATH
   local bench=(taskset -c 0-7 python3 code/tests/performance/bench_engine.py --checkpoint gemma.gguf)
-  timed engine-scores "${bench[@]}" --workload hellaswag --workload mmlu --hflm-share 0.25 --out out/engine-scores.json
+  timed engine-scores "${bench[@]}" --workload hellaswag --workload mmlu --peer-share 0.25 --out out/engine-scores.json
   # Half of the prompts fill HFLM's batch.
-  timed engine-texts "${bench[@]}" --workload generation --hflm-share 0.5 --runs 2 --out out/engine-texts.json
+  timed engine-texts "${bench[@]}" --workload generation --peer-share 0.5 --runs 2 --out out/engine-texts.json
 }
 ten() {
   python3 - <<'PYTHON'
