@@ -1,6 +1,7 @@
 """The student on the meta device, from which the served model reads each layer's shape and options."""
 
 import copy
+from collections import Counter
 from typing import Any
 
 import torch
@@ -28,6 +29,10 @@ _SERVED: dict[str, tuple[type, tuple[str, ...]]] = {
 }
 """How vLLM serves a layer → the base class, and its methods on which serving relies. A mixer that overrides
 one may compute something else, or need other states."""
+
+MAX_SHARED_PAGE_BYTES = 4 << 20
+"""A block of attention has as many bytes as a page, and on a GPU vLLM starts only if it has one for each
+concurrent sequence. Larger states are those of models whose kernels take longer than the scheduler."""
 
 
 def build_meta_mixers(config: StudentConfig) -> list[Any]:
@@ -64,6 +69,36 @@ def build_meta_mixers(config: StudentConfig) -> list[Any]:
                 f"{', '.join(overridden + unknown)}); use --engine torch"
             )
     return layers
+
+
+def share_pages(layers: list[Any], state_bytes: int, *, prefix_caching: bool) -> dict[int, tuple[int, int]]:
+    """Which page has the state of each recurrent layer, and at which place: {layer: (page, place)}.
+
+    For every sequence of a step vLLM's scheduler walks through groups of equally many layers, as many as the
+    rarest kind has (softmax layers of one window). With a small model that takes longer than the kernels, so
+    pages hold the states of several layers, and all recurrent layers are one group if `MAX_SHARED_PAGE_BYTES`
+    allows it. With prefix caching each layer has its own: prefixes are cached in whole blocks of attention,
+    which are as large as a page.
+    """
+    recurrent = [index for index, mixer in enumerate(layers) if mixer.served_as == "recurrence"]
+    windows = Counter(mixer.span.window for mixer in layers if mixer.served_as == "attention")
+    pages = len(recurrent)
+    if recurrent and windows and not prefix_caching:
+        group = min(windows.values())
+        room = max(1, MAX_SHARED_PAGE_BYTES // state_bytes)
+        pages = min(pages, group * -(-pages // (group * room)))
+    places: dict[int, tuple[int, int]] = {}
+    held: Counter[int] = Counter()
+    for number, index in enumerate(recurrent):
+        page = number * pages // len(recurrent)
+        places[index] = page, held[page]
+        held[page] += 1
+    return places
+
+
+def states_per_page(places: dict[int, tuple[int, int]]) -> int:
+    """The number of states for which a page has room; 0 without recurrent layers."""
+    return max((place + 1 for _, place in places.values()), default=0)
 
 
 def max_state_bytes(layers: list[Any], tp_size: int, dtype: torch.dtype) -> int:

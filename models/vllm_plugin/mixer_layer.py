@@ -32,13 +32,40 @@ from evalsuite.models.vllm_plugin.sharding import load_sharded_weights, local_mi
 from evalsuite.models.vllm_plugin.state import PagedLayerCache, state_views
 
 
-class MixerLayer(nn.Module, MambaBase):
+class StatePages(MambaBase):
+    """The pages of one or more recurrent layers: a layer of vLLM's cache, which has one page for a sequence.
+
+    Args:
+        page_bytes: bytes of a page, the same for all of a student.
+        vllm_config: vLLM's configuration.
+        prefix: its name in vLLM, with a layer's index.
+    """
+
+    def __init__(self, page_bytes: int, vllm_config: VllmConfig, prefix: str) -> None:
+        self.page_bytes = page_bytes
+        self.prefix = prefix
+        self.kv_cache: tuple[Tensor, ...] = (torch.tensor([]),)
+        _add_layer(vllm_config, prefix, self)
+
+    @property
+    def mamba_type(self) -> MambaAttentionBackendEnum:
+        return MambaAttentionBackendEnum.CUSTOM
+
+    def get_state_shape(self) -> tuple[tuple[int, ...], ...]:
+        return ((self.page_bytes,),)
+
+    def get_state_dtype(self) -> tuple[torch.dtype, ...]:
+        return (torch.int8,)
+
+
+class MixerLayer(nn.Module):
     """One rank's shard of a recurrent mixer.
 
     Args:
         mixer: the checkpoint's mixer, on the meta device.
         rope: vLLM's rotary embedding, whose table of angles is used; None for mixers without the teacher's.
-        page_bytes: bytes of a state, the same for all layers of a student.
+        pages: the pages that hold its state.
+        offset: bytes of a page before its state.
         vllm_config: vLLM's configuration.
         prefix: the layer's name in vLLM.
     """
@@ -47,7 +74,8 @@ class MixerLayer(nn.Module, MambaBase):
         self,
         mixer: RecurrentMixer,
         rope: nn.Module | None,
-        page_bytes: int,
+        pages: StatePages,
+        offset: int,
         vllm_config: VllmConfig,
         prefix: str,
     ) -> None:
@@ -61,24 +89,11 @@ class MixerLayer(nn.Module, MambaBase):
                 f"{prefix}: a rotary embedding of {rope.rotary_dim} of {mixer.head_k_dim} channels"
             )
         self.rope = rope
-        self.page_bytes = page_bytes
+        self.pages = pages
+        self.offset = offset
         self.dtype: torch.dtype = vllm_config.model_config.dtype
         self.prefix = prefix
-        self.kv_cache: tuple[Tensor, ...] = (torch.tensor([]),)
-        layers = vllm_config.compilation_config.static_forward_context
-        if prefix in layers:
-            raise ValueError(f"two layers are named {prefix}")
-        layers[prefix] = self
-
-    @property
-    def mamba_type(self) -> MambaAttentionBackendEnum:
-        return MambaAttentionBackendEnum.CUSTOM
-
-    def get_state_shape(self) -> tuple[tuple[int, ...], ...]:
-        return ((self.page_bytes,),)
-
-    def get_state_dtype(self) -> tuple[torch.dtype, ...]:
-        return (torch.int8,)
+        _add_layer(vllm_config, prefix, self)
 
     def forward(self, positions: Tensor, hidden_states: Tensor) -> Tensor:
         """Mix tokens: [tokens, hidden] → [tokens, hidden]."""
@@ -95,7 +110,7 @@ class MixerLayer(nn.Module, MambaBase):
             # Memory profiling runs before pages exist; one long prompt needs as much memory as any batch.
             output.copy_(self._run(x.unsqueeze(0), positions.unsqueeze(0), None, None).squeeze(0))
             return
-        states = state_views(self.kv_cache[0], self.mixer, self.dtype)
+        states = state_views(self.pages.kv_cache[0][:, self.offset :], self.mixer, self.dtype)
         if metadata.num_decodes and metadata.num_prefills and x.is_cuda:
             # On a GPU a mixed step is bound by kernel launches, so decoding sequences are packed with the
             # prefills as sequences of one token. (On a CPU each of them would cost a full chunk.)
@@ -143,8 +158,16 @@ class MixerLayer(nn.Module, MambaBase):
         )[0]
 
 
+def _add_layer(vllm_config: VllmConfig, prefix: str, layer: Any) -> None:
+    """Let vLLM find a layer by its name."""
+    layers = vllm_config.compilation_config.static_forward_context
+    if prefix in layers:
+        raise ValueError(f"two layers are named {prefix}")
+    layers[prefix] = layer
+
+
 class StateBackend(AttentionBackend):
-    """Attention backend that builds the `StateMetadata` of a batch for `MixerLayer`."""
+    """Attention backend that builds the `StateMetadata` of a batch for `StatePages`."""
 
     @staticmethod
     def get_name() -> str:
@@ -258,7 +281,9 @@ def _mix(positions: Tensor, hidden_states: Tensor, output: Tensor, layer_name: s
     context = get_forward_context()
     layer = context.no_compile_layers[layer_name]
     metadata = context.attn_metadata
-    layer.mix(positions, hidden_states, output, metadata[layer_name] if metadata is not None else None)
+    layer.mix(
+        positions, hidden_states, output, metadata[layer.pages.prefix] if metadata is not None else None
+    )
 
 
 direct_register_custom_op(op_name=MIXER_OP, op_func=_mix, mutates_args=["output"])

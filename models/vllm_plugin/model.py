@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from functools import partial
 from typing import Any
 
 import torch
@@ -15,8 +14,13 @@ from vllm.model_executor.models.llama import LlamaDecoderLayer, LlamaForCausalLM
 from vllm.model_executor.models.utils import extract_layer_index
 
 from evalsuite.models.vllm_plugin.cpu_fp32_linear import use_blocked_fp32_linear
-from evalsuite.models.vllm_plugin.meta_model import build_meta_mixers, max_state_bytes
-from evalsuite.models.vllm_plugin.mixer_layer import MixerLayer
+from evalsuite.models.vllm_plugin.meta_model import (
+    build_meta_mixers,
+    max_state_bytes,
+    share_pages,
+    states_per_page,
+)
+from evalsuite.models.vllm_plugin.mixer_layer import MixerLayer, StatePages
 from evalsuite.models.vllm_plugin.softmax_layer import SoftmaxLayer
 
 
@@ -25,10 +29,7 @@ class StudentForCausalLM(LlamaForCausalLM, HasInnerState, IsHybrid):
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         config = vllm_config.model_config.hf_config
-        layers = build_meta_mixers(config)
-        tp_size = vllm_config.parallel_config.tensor_parallel_size
-        page_bytes = max_state_bytes(layers, tp_size, vllm_config.model_config.dtype)
-        make = partial(_make_attention, vllm_config, layers, page_bytes)
+        make = _Layers(vllm_config).attention
 
         def layer_type(vllm_config: VllmConfig, prefix: str) -> nn.Module:
             return LlamaDecoderLayer(vllm_config, prefix, config=config.base, attn_layer_type=make)
@@ -38,9 +39,7 @@ class StudentForCausalLM(LlamaForCausalLM, HasInnerState, IsHybrid):
 
     @classmethod
     def get_mamba_state_shape_from_config(cls, vllm_config: VllmConfig) -> tuple[tuple[int, ...], ...]:
-        tp_size = vllm_config.parallel_config.tensor_parallel_size
-        layers = build_meta_mixers(vllm_config.model_config.hf_config)
-        return ((max_state_bytes(layers, tp_size, vllm_config.model_config.dtype),),)
+        return ((_Layers(vllm_config).page_bytes,),)
 
     @classmethod
     def get_mamba_state_dtype_from_config(cls, vllm_config: VllmConfig) -> tuple[torch.dtype, ...]:
@@ -82,22 +81,47 @@ class StudentForCausalLM(LlamaForCausalLM, HasInnerState, IsHybrid):
         return loaded | names
 
 
-def _make_attention(
-    vllm_config: VllmConfig, layers: list[Any], page_bytes: int, *, prefix: str, **_: Any
-) -> nn.Module:
-    """Make the `self_attn` module of the layer named `prefix`."""
-    layer = extract_layer_index(prefix)
-    original = layers[layer]
-    base = vllm_config.model_config.hf_config.base
-    rope = get_rope(
-        original.head_dim,
-        max_position=base.max_position_embeddings,
-        rope_parameters=base.rope_parameters,
-    )
-    if original.served_as == "recurrence":
-        teachers = original.options.rotary and not original.options.rotary_base
-        mixer_rope = rope if teachers else None
-        return MixerLayer(original, mixer_rope, page_bytes, vllm_config, prefix)
-    return SoftmaxLayer(
-        original.attention_shape, rope, original.span.window, vllm_config.cache_config, prefix
-    )
+class _Layers:
+    """The student's layers on the meta device, and the pages of their states."""
+
+    def __init__(self, vllm_config: VllmConfig) -> None:
+        self.vllm_config = vllm_config
+        self.mixers = build_meta_mixers(vllm_config.model_config.hf_config)
+        tp_size = vllm_config.parallel_config.tensor_parallel_size
+        self.state_bytes = max_state_bytes(self.mixers, tp_size, vllm_config.model_config.dtype)
+        caching = bool(vllm_config.cache_config.enable_prefix_caching)
+        self.places = share_pages(self.mixers, self.state_bytes, prefix_caching=caching)
+        self.page_bytes = self.state_bytes * states_per_page(self.places)
+        self.pages: dict[int, StatePages] = {}
+
+    def attention(self, *, prefix: str, **_: Any) -> nn.Module:
+        """Make the `self_attn` module of the layer named `prefix`."""
+        layer = extract_layer_index(prefix)
+        original = self.mixers[layer]
+        base = self.vllm_config.model_config.hf_config.base
+        rope = get_rope(
+            original.head_dim,
+            max_position=base.max_position_embeddings,
+            rope_parameters=base.rope_parameters,
+        )
+        if original.served_as == "recurrence":
+            teachers = original.options.rotary and not original.options.rotary_base
+            mixer_rope = rope if teachers else None
+            page, place = self.places[layer]
+            if page not in self.pages:
+                self.pages[page] = StatePages(self.page_bytes, self.vllm_config, f"{prefix}.pages")
+            return MixerLayer(
+                original,
+                mixer_rope,
+                self.pages[page],
+                place * self.state_bytes,
+                self.vllm_config,
+                prefix,
+            )
+        return SoftmaxLayer(
+            original.attention_shape,
+            rope,
+            original.span.window,
+            self.vllm_config.cache_config,
+            prefix,
+        )

@@ -11,7 +11,13 @@ from torch import Tensor
 from evalsuite.models import MIXERS, StudentForCausalLM
 from evalsuite.models.decoder.cache import RecurrentLayerCache
 from evalsuite.models.mixers import RecurrentMixer
-from evalsuite.models.vllm_plugin.meta_model import build_meta_mixers, max_state_bytes
+from evalsuite.models.vllm_plugin.meta_model import (
+    MAX_SHARED_PAGE_BYTES,
+    build_meta_mixers,
+    max_state_bytes,
+    share_pages,
+    states_per_page,
+)
 from evalsuite.models.vllm_plugin.state import PAGE_ALIGNMENT, PagedLayerCache, state_bytes, state_views
 
 RECURRENT = sorted(name for name, kind in MIXERS.items() if kind.served_as == "recurrence")
@@ -102,3 +108,57 @@ def test_all_layers_share_one_size_that_ranks_divide(
     assert max_state_bytes(layers, 2, torch.float32) == max(sizes) // 2
     assert max_state_bytes(build_meta_mixers(make_student("softmax").config), 1, torch.float32) == 0
     assert all(parameter.is_meta for layer in layers for parameter in layer.parameters())
+
+
+@pytest.mark.parametrize(
+    ("kinds", "state_bytes", "pages", "states"),
+    [
+        ("rrrs" * 7 + "rr", 1 << 20, 7, 4),
+        ("rrrs" * 7 + "rr", 2 << 20, 14, 2),
+        ("rrrs" * 7 + "rr", 8 << 20, 23, 1),
+        ("r" * 30, 1 << 10, 30, 1),
+        ("rs" * 15, 1 << 10, 15, 1),
+        ("rsss" * 4, 1 << 10, 4, 1),
+        # The rarest kind of attention decides.
+        ("rrwrrwrrs", 1 << 20, 2, 3),
+        ("rrwrrwrrs", 1 << 10, 1, 6),
+        # Groups of three layers: 27 states in three times three pages.
+        ("rrrrrrrrrs" * 3, 1 << 20, 9, 3),
+        ("s" * 4, 0, 0, 0),
+    ],
+)
+def test_recurrent_layers_share_pages_in_groups_as_large_as_attention(
+    kinds: str, state_bytes: int, pages: int, states: int
+) -> None:
+    windows = {"s": None, "w": 64}
+    layers = [
+        SimpleNamespace(
+            served_as="recurrence" if kind == "r" else "attention",
+            span=SimpleNamespace(window=windows.get(kind)),
+        )
+        for kind in kinds
+    ]
+    places = share_pages(layers, state_bytes, prefix_caching=False)
+    assert list(places) == [index for index, kind in enumerate(kinds) if kind == "r"]
+    assert len(set(places.values())) == len(places), "two layers at one place"
+    used = [page for page, _ in places.values()]
+    assert used == sorted(used)
+    assert len(set(used)) == pages
+    assert states_per_page(places) == states
+    assert states < 2 or states * state_bytes <= MAX_SHARED_PAGE_BYTES
+    assert states_per_page(share_pages(layers, state_bytes, prefix_caching=True)) == min(states, 1)
+
+
+def test_a_state_in_the_middle_of_a_page_is_alone_there(
+    make_student: Callable[..., StudentForCausalLM],
+) -> None:
+    """Writing one state of a page leaves the other bytes."""
+    mixer = make_student("gated_deltanet").model.layers[0].self_attn
+    size = state_bytes(mixer, torch.bfloat16)
+    pages = pages_for(3 * size)
+    views = state_views(pages[:, size:], mixer, torch.bfloat16)
+    for view in views.values():
+        view.zero_()
+    assert not pages[:, size : 2 * size].any()
+    assert (pages[:, :size] == -1).all()
+    assert (pages[:, 2 * size :] == -1).all()
