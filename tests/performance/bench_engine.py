@@ -230,7 +230,8 @@ def table(timings: Sequence[Timing]) -> str:
     head = f"{'model':<26}{'workload':<12}{'ours/s':>12}{'peer':>12}{'peer/s':>12}{'ratio':>8}{'first':>8}"
     lines = [f"{head}  deviation  compute"]
     lines += [
-        f"{t.model:<26}{t.workload:<12}{t.ours:>12,.0f}{t.peer:>12}{t.peer_rate:>12,.0f}{t.ratio:>7.1f}×{t.first_ratio:>7.1f}×"
+        f"{t.model:<26}{t.workload:<12}{t.ours:>12,.0f}{t.peer:>12}{t.peer_rate:>12,.0f}"
+        f"{t.ratio:>7.1f}×{t.first_ratio:>7.1f}×"
         f"  {t.deviation:<11.2g}{'–' if t.tflops is None else format_flops(1e12 * t.tflops, device)}"
         for t in timings
     ]
